@@ -1,0 +1,1 @@
+//! Group relative policy optimisation.

@@ -1,0 +1,1 @@
+//! Loads algorithm plug-ins over the C ABI and validates all they return.

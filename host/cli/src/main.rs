@@ -1,0 +1,3 @@
+//! The `prl` binary.
+
+fn main() {}

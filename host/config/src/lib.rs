@@ -1,0 +1,1 @@
+//! Layered TOML and flags to a validated run configuration.

@@ -1,0 +1,1 @@
+//! Runs sandboxed WASM environments.

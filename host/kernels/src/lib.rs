@@ -1,0 +1,1 @@
+//! Fused decoder operations with hand-written backward passes.

@@ -1,0 +1,1 @@
+//! Tasks to groups to rollouts to batches.

@@ -1,0 +1,1 @@
+//! The run directory: checkpoints, rollout log, the one writer.

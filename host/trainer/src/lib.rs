@@ -1,0 +1,1 @@
+//! Loss components, optimisers, schedules, and the gradient step.

@@ -1,0 +1,1 @@
+//! Write an algorithm plug-in in safe Rust.

@@ -1,0 +1,1 @@
+//! Write an environment in safe Rust.
