@@ -1,0 +1,243 @@
+//! `config.json` of a Hugging Face folder. Owns which architectures the decoder covers and what their keys mean; must
+//! not know tensors or weight files.
+
+use crate::{ModelError, RopeConfig};
+use serde_json::{Map, Value};
+use std::fmt;
+use std::path::Path;
+
+/// The file's name within a model folder.
+pub const CONFIG_FILE: &str = "config.json";
+
+/// The supported families: one decoder with small differences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// RMSNorm on each head of q and k.
+    Qwen3,
+    /// Qwen2 and Qwen2.5: biases on q, k and v.
+    Qwen2,
+    /// Neither.
+    Llama,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 3] = [Family::Qwen3, Family::Qwen2, Family::Llama];
+
+    /// The `model_type` in `config.json`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Family::Qwen3 => "qwen3",
+            Family::Qwen2 => "qwen2",
+            Family::Llama => "llama",
+        }
+    }
+
+    fn architecture(self) -> &'static str {
+        match self {
+            Family::Qwen3 => "Qwen3ForCausalLM",
+            Family::Qwen2 => "Qwen2ForCausalLM",
+            Family::Llama => "LlamaForCausalLM",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.model_type())
+    }
+}
+
+/// The shape of a decoder, as far as its computation depends on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Architecture.
+    pub family: Family,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Inner width of the feed-forward block.
+    pub intermediate_size: usize,
+    /// Epsilon of every RMSNorm.
+    pub norm_eps: f32,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// Longest context the model was made for, tokens.
+    pub max_position_embeddings: usize,
+    /// Whether the output projection is the embedding matrix.
+    pub tied: bool,
+    /// Standard deviation of random initial weights.
+    pub initializer_range: f32,
+    /// The whole file, unknown keys included, so that it can be written back.
+    pub raw: Map<String, Value>,
+}
+
+impl ModelConfig {
+    /// Reads `config.json` of a model folder.
+    ///
+    /// # Errors
+    /// No such folder or file, no JSON, or a key that is missing or not supported.
+    pub fn load(dir: &Path) -> Result<Self, ModelError> {
+        let path = dir.join(CONFIG_FILE);
+        if dir.is_dir() && !path.exists() {
+            return Err(ModelError::NotAModel { dir: dir.to_path_buf(), missing: CONFIG_FILE });
+        }
+        let text = std::fs::read_to_string(&path).map_err(ModelError::io("read", &path))?;
+        Self::parse(&text, &path)
+    }
+
+    /// Reads the text of a `config.json`; `path` is only for messages.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ModelError> {
+        let json = |reason: String| ModelError::Json { path: path.to_path_buf(), reason };
+        let value: Value = serde_json::from_str(text).map_err(|e| json(e.to_string()))?;
+        let Value::Object(raw) = value else { return Err(json("must be a JSON object".into())) };
+        let keys = Keys { path, raw: &raw };
+        let family = keys.family()?;
+        keys.refuse_unsupported()?;
+
+        let (hidden_size, heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
+        let kv_heads = keys.optional_size("num_key_value_heads")?.unwrap_or(heads);
+        let head_dim = match (keys.optional_size("head_dim")?, family) {
+            (Some(d), _) => d,
+            (None, Family::Qwen3) => 128,
+            (None, _) => hidden_size / heads,
+        };
+        if heads % kv_heads != 0 {
+            return Err(keys.error("num_key_value_heads", format!("is {kv_heads}, must divide {heads} query heads")));
+        }
+        if head_dim == 0 || head_dim % 2 != 0 {
+            return Err(keys.error("head_dim", format!("is {head_dim}, must be even and above 0")));
+        }
+        let max_position_embeddings = match (keys.optional_size("max_position_embeddings")?, family) {
+            (Some(n), _) => n,
+            (None, Family::Llama) => 2048,
+            (None, _) => 32_768,
+        };
+        Ok(ModelConfig {
+            family,
+            vocab_size: keys.size("vocab_size")?,
+            hidden_size,
+            layers: keys.size("num_hidden_layers")?,
+            heads,
+            kv_heads,
+            head_dim,
+            intermediate_size: keys.size("intermediate_size")?,
+            norm_eps: keys.positive("rms_norm_eps", 1e-6)?,
+            rope: RopeConfig::parse(&raw, path, max_position_embeddings)?,
+            max_position_embeddings,
+            tied: keys.flag("tie_word_embeddings")?,
+            initializer_range: keys.positive("initializer_range", 0.02)?,
+            raw,
+        })
+    }
+
+    /// Whether q, k and v have biases.
+    pub fn qkv_bias(&self) -> bool {
+        self.family == Family::Qwen2
+    }
+
+    /// Whether each head of q and k is normalised.
+    pub fn qk_norm(&self) -> bool {
+        self.family == Family::Qwen3
+    }
+
+    /// Number of trained numbers, tied matrices counted once.
+    pub fn parameters(&self) -> usize {
+        crate::names::parameters(self).iter().map(|p| p.shape.iter().product::<usize>()).sum()
+    }
+}
+
+struct Keys<'a> {
+    path: &'a Path,
+    raw: &'a Map<String, Value>,
+}
+
+impl Keys<'_> {
+    fn error(&self, key: &str, reason: impl Into<String>) -> ModelError {
+        ModelError::config(self.path, key, reason)
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.raw.get(key).filter(|v| !v.is_null())
+    }
+
+    fn family(&self) -> Result<Family, ModelError> {
+        let listed = Family::ALL.map(Family::model_type).join(", ");
+        let Some(value) = self.get("model_type") else {
+            return Err(self.error("model_type", format!("is missing; supported are {listed}")));
+        };
+        let family = Family::ALL.into_iter().find(|f| value.as_str() == Some(f.model_type()));
+        let family =
+            family.ok_or_else(|| self.error("model_type", format!("is {value}, which is not supported ({listed} are)")))?;
+        if let Some(Value::Array(names)) = self.get("architectures")
+            && !names.is_empty()
+            && !names.iter().any(|n| n.as_str() == Some(family.architecture()))
+        {
+            let got = Value::Array(names.clone());
+            let want = family.architecture();
+            return Err(self.error("architectures", format!("is {got}; a language model has {want}")));
+        }
+        Ok(family)
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ModelError> {
+        for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
+            if self.flag(key)? {
+                return Err(self.error(key, "is true, which is not supported"));
+            }
+        }
+        if let Some(value) = self.get("hidden_act").filter(|v| v.as_str() != Some("silu")) {
+            return Err(self.error("hidden_act", format!("is {value}; only \"silu\" is supported")));
+        }
+        if let Some(value) = self.get("quantization_config") {
+            let method = value.get("quant_method").map(Value::to_string).unwrap_or_else(|| "set".into());
+            return Err(self.error("quantization_config", format!("is {method}; quantised weights cannot be trained")));
+        }
+        if let Some(Value::Array(types)) = self.get("layer_types")
+            && let Some(other) = types.iter().find(|t| t.as_str() != Some("full_attention"))
+        {
+            return Err(self.error("layer_types", format!("has {other}; only \"full_attention\" is supported")));
+        }
+        Ok(())
+    }
+
+    fn optional_size(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64().filter(|n| (1..=u64::from(u32::MAX)).contains(n)) {
+            Some(n) => Ok(Some(n as usize)),
+            None => Err(self.error(key, format!("is {value}, must be a whole number above 0"))),
+        }
+    }
+
+    fn size(&self, key: &str) -> Result<usize, ModelError> {
+        self.optional_size(key)?.ok_or_else(|| self.error(key, "is missing"))
+    }
+
+    fn positive(&self, key: &str, default: f32) -> Result<f32, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        match value.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v > 0.0) {
+            Some(v) => Ok(v),
+            None => Err(self.error(key, format!("is {value}, must be a number above 0"))),
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<bool, ModelError> {
+        match self.get(key) {
+            None => Ok(false),
+            Some(Value::Bool(b)) => Ok(*b),
+            Some(value) => Err(self.error(key, format!("is {value}, must be true or false"))),
+        }
+    }
+}
