@@ -1,1 +1,18 @@
 //! Messages to token ids and back.
+//!
+//! Owns the tokenizer, the model's chat template, the attribution of tokens to messages, and the reading of a sampled
+//! turn. Must not know what tokens are used for: no weights, no sampling, no rewards. Nothing here turns sampled text
+//! into ids again: sampled ids are kept as they are and only extended.
+
+mod error;
+mod parse;
+mod pyjson;
+mod renderer;
+mod sources;
+mod spans;
+mod template;
+mod tokenizer;
+
+pub use error::RenderError;
+pub use renderer::{LossMask, Rendered, Renderer, RendererOptions, TrainingSample};
+pub use tokenizer::{TextStream, Tokenizer};

@@ -226,16 +226,17 @@ impl Streams {
 
     /// Cuts every stream to at most `len` tokens.
     pub fn truncate(&mut self, len: usize) {
-        for stream in [
+        for values in [
             &mut self.advantages,
             &mut self.rl_weights,
             &mut self.ce_weights,
             &mut self.ref_kl_weights,
             &mut self.ref_logprobs,
-        ] {
-            if let Some(values) = stream {
-                values.truncate(len);
-            }
+        ]
+        .into_iter()
+        .flatten()
+        {
+            values.truncate(len);
         }
     }
 }
