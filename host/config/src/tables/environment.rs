@@ -1,0 +1,211 @@
+//! One item of `[[orchestrator.train.env]]` and `[[orchestrator.eval.env]]`.
+
+use crate::macros::{choice, section, union};
+use serde_json::{Map, Value as Json};
+
+section! {
+    /// Sampling parameters that prime-rl passes through `extra_body`.
+    pub struct SamplingExtra {
+        /// Sample from the most likely tokens that make up this much probability.
+        top_p: f64 = 1.0 => [Above(0.0), Max(1.0)];
+        /// Sample from this many most likely tokens; -1 means all.
+        top_k: i64 = -1 => [Min(-1.0)];
+        /// Drop tokens less likely than this share of the most likely one.
+        min_p: f64 = 0.0 => [Min(0.0), Max(1.0)];
+        /// Texts that end a turn.
+        stop: Vec<String> = Vec::new();
+        /// Seed of the sampling; by default the run's.
+        seed: Option<u64> = None;
+    }
+    unsupported [
+        "return_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias",
+        "chat_template_kwargs", "stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output",
+    ]
+}
+
+section! {
+    /// Sampling of training rollouts.
+    pub struct TrainSampling {
+        /// Temperature.
+        temperature: f64 = 1.0 => [Min(0.0), Max(2.0)];
+        /// Most tokens per turn; none means as many as the context holds.
+        max_completion_tokens: Option<usize> = None => [Min(1.0), Alias("max_tokens")];
+        /// Further parameters.
+        extra_body: SamplingExtra = SamplingExtra::default();
+    }
+}
+
+section! {
+    /// Sampling of evaluation rollouts.
+    pub struct EvalSampling {
+        /// Temperature; none means 1, and 0 picks the most likely token.
+        temperature: Option<f64> = None => [Min(0.0), Max(2.0)];
+        /// Sample from the most likely tokens that make up this much probability.
+        top_p: Option<f64> = None => [Above(0.0), Max(1.0)];
+        /// Sample from this many most likely tokens; -1 means all.
+        top_k: Option<i64> = None => [Min(-1.0)];
+        /// Drop tokens less likely than this share of the most likely one.
+        min_p: Option<f64> = None => [Min(0.0), Max(1.0)];
+        /// Most tokens per turn; none means as many as the context holds.
+        max_completion_tokens: Option<usize> = None => [Min(1.0), Alias("max_tokens")];
+        /// Further parameters.
+        extra_body: SamplingExtra = SamplingExtra::default();
+    }
+    unsupported ["reasoning_effort"]
+}
+
+section! {
+    /// Wall-clock limits.
+    pub struct Timeout {
+        /// Seconds a whole rollout may take; none means no limit.
+        rollout: Option<f64> = None => [Above(0.0)];
+        /// Seconds one call into the environment may take (not in prime-rl).
+        call: f64 = 10.0 => [Above(0.0)];
+    }
+    unsupported ["setup", "finalize", "scoring"]
+}
+
+choice! {
+    /// What shares an instance of the environment.
+    pub enum Isolation {
+        /// Nothing: each rollout has a fresh instance.
+        "rollout" => Rollout,
+        /// The rollouts of a worker.
+        "worker" => Worker,
+    }
+}
+
+section! {
+    /// Workers that are added as rollouts in flight need them.
+    pub struct ElasticPool {
+        /// Most workers; none means one per processor.
+        max_workers: Option<usize> = None => [Min(1.0)];
+        /// Rollouts that share a worker.
+        multiplex: usize = 128 => [Min(1.0)];
+    }
+}
+
+section! {
+    /// A fixed number of workers.
+    pub struct StaticPool {
+        /// How many.
+        num_workers: usize = 4 => [Min(1.0)];
+    }
+}
+
+union! {
+    /// The workers of an environment.
+    pub enum Pool {
+        /// As many as needed.
+        "elastic" => Elastic(ElasticPool),
+        /// A fixed number.
+        "static" => Static(StaticPool),
+    }
+    default "elastic"
+}
+
+/// What it takes to run an environment, whatever it is used for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EnvHost {
+    /// As written: a path, or a name that is looked up.
+    pub id: String,
+    /// Name in logs and metrics.
+    pub name: String,
+    /// The environment's own settings.
+    pub args: Map<String, Json>,
+    /// Most sampled turns of a rollout.
+    pub max_turns: Option<u32>,
+    /// Wall-clock limits.
+    pub timeout: Timeout,
+    /// Most rollouts in flight.
+    pub max_concurrent: Option<usize>,
+    /// What shares an instance.
+    pub isolation: Isolation,
+    /// Cap on an instance's memory, MiB.
+    pub memory_mb: u32,
+    /// Workers.
+    pub pool: Pool,
+    /// Capabilities the environment may use.
+    pub grants: Vec<String>,
+}
+
+/// The keys that train and eval environments share, around those of their own.
+macro_rules! env_section {
+    ($(#[doc = $doc:literal])+ $name:ident { $($own:tt)* } unsupported [$($unsupported:literal),*]) => {
+        section! {
+            $(#[doc = $doc])+
+            pub struct $name {
+                /// Path of the environment (relative to this file), or a name that is looked up.
+                id: String = String::new() => [Required, Path];
+                /// Name in logs and metrics, unique; by default the last part of the id.
+                name: String = String::new();
+                /// The environment's own settings.
+                args: Map<String, Json> = Map::new();
+                /// Relative share of the tasks.
+                ratio: f64 = 1.0 => [Above(0.0)];
+                /// Rollouts per task.
+                group_size: usize = 1 => [Min(1.0), Alias("rollouts_per_example")];
+                $($own)*
+                /// Most sampled turns of a rollout; none means the environment's own limit.
+                max_turns: Option<u32> = None => [Min(1.0)];
+                /// Wall-clock limits.
+                timeout: Timeout = Timeout::default();
+                /// Most rollouts of this environment in flight; none means no limit of its own.
+                max_concurrent: Option<usize> = None => [Min(1.0)];
+                /// What shares an instance of the environment (not in prime-rl).
+                isolation: Isolation = Isolation::Rollout;
+                /// Cap on an instance's memory, MiB (not in prime-rl).
+                memory_mb: u32 = 256 => [Min(1.0), Max(4096.0)];
+                /// Workers.
+                pool: Pool = Pool::Elastic(ElasticPool::default());
+                /// Capabilities the environment may use (not in prime-rl).
+                grants: Vec<String> = Vec::new();
+            }
+            unsupported [
+                "address", "taskset", "harness", "extra_env_kwargs", "max_output_tokens", "agent", "serve",
+                "curriculum" $(, $unsupported)*
+            ]
+            renamed ["num_workers" => "`pool = { type = \"static\", num_workers = N }`"]
+        }
+
+        impl $name {
+            /// What it takes to run it.
+            pub fn host(&self) -> EnvHost {
+                EnvHost {
+                    id: self.id.clone(),
+                    name: self.name.clone(),
+                    args: self.args.clone(),
+                    max_turns: self.max_turns,
+                    timeout: self.timeout.clone(),
+                    max_concurrent: self.max_concurrent,
+                    isolation: self.isolation,
+                    memory_mb: self.memory_mb,
+                    pool: self.pool.clone(),
+                    grants: self.grants.clone(),
+                }
+            }
+        }
+    };
+}
+
+env_section! {
+    /// An environment to train on.
+    TrainEnv {
+        /// Sampling; keys not set here come from `orchestrator.train.sampling`.
+        sampling: TrainSampling = TrainSampling::default();
+    }
+    unsupported ["algo"]
+}
+
+env_section! {
+    /// An environment to evaluate on.
+    EvalEnv {
+        /// Sampling; keys not set here come from `orchestrator.eval.sampling`.
+        sampling: EvalSampling = EvalSampling::default();
+        /// Tasks per evaluation; -1 means all.
+        num_examples: i64 = -1 => [Min(-1.0)];
+        /// Steps between evaluations.
+        interval: u64 = 100 => [Min(1.0)];
+    }
+    unsupported []
+}

@@ -1,0 +1,236 @@
+//! `[orchestrator]`: environments, algorithm, batches.
+
+use super::common::{Log, Tokenizer, Wandb};
+use super::environment::{EvalEnv, EvalSampling, TrainEnv, TrainSampling};
+use super::trainer::DEFAULT_MODEL;
+use crate::macros::{choice, section, union};
+use crate::schema::{Field, Kind, Node};
+use serde_json::{Map, Value as Json};
+use std::path::PathBuf;
+
+/// The algorithm: which plug-in, and what is handed to it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Algo {
+    /// Name of the plug-in.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The plug-in's own settings, which it checks itself.
+    #[serde(flatten)]
+    pub config: Map<String, Json>,
+}
+
+impl Default for Algo {
+    fn default() -> Self {
+        Algo { kind: "grpo".to_string(), config: Map::new() }
+    }
+}
+
+impl Field for Algo {
+    fn node() -> Node {
+        Node { kind: Kind::OpenUnion("grpo"), optional: false }
+    }
+}
+
+section! {
+    /// The sampled model.
+    pub struct OrchestratorModel {
+        /// Folder in Hugging Face's layout, or hub id.
+        name: String = DEFAULT_MODEL.to_string() => [Path];
+    }
+    unsupported ["trust_remote_code", "vlm", "lora", "client"]
+}
+
+choice! {
+    /// How messages become tokens.
+    pub enum RendererName {
+        /// What fits the model.
+        "auto" => Auto,
+        /// The model's own chat template.
+        "default" => Default,
+    }
+    unsupported [
+        "qwen3", "qwen3_coder", "qwen3_vl", "qwen3.5", "qwen3.6", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2",
+        "deepseek-v3", "deepseek_v3", "kimi-k2", "kimi_k2", "kimi-k2.5", "nemotron-3", "gpt-oss", "gpt_oss",
+    ]
+}
+
+section! {
+    /// Rendering of conversations.
+    pub struct Renderer {
+        /// Which renderer.
+        name: RendererName = RendererName::Auto;
+    }
+    unsupported [
+        "tool_parser", "reasoning_parser", "preserve_all_thinking", "preserve_thinking_between_tool_calls",
+        "synthesize_close_on_truncation", "enable_thinking",
+    ]
+}
+
+section! {
+    /// Flags rollouts with rare tokens sampled against the odds.
+    pub struct GibberishFilter {
+        /// Drop flagged rollouts; otherwise they are only counted.
+        enforce: bool = false;
+        /// Token ids above this are rare.
+        token_id_threshold: i64 = 100_000;
+        /// How far below uniform a token's log-probability must lie.
+        logprob_offset: f64 = 2.0;
+    }
+}
+
+section! {
+    /// Flags rollouts with a long run of near-certain tokens.
+    pub struct RepetitionFilter {
+        /// Drop flagged rollouts; otherwise they are only counted.
+        enforce: bool = false;
+        /// Length of the run in tokens.
+        window: usize = 3000 => [Min(1.0)];
+        /// Probability above which a token is near-certain.
+        prob_threshold: f64 = 0.99 => [Above(0.0), Max(1.0)];
+    }
+}
+
+section! {
+    /// Flags rollouts whose advantages are all 0.
+    pub struct ZeroAdvantageFilter {
+        /// Drop flagged rollouts; otherwise they are only counted.
+        enforce: bool = true;
+    }
+}
+
+union! {
+    /// A test on rollouts.
+    pub enum Filter {
+        /// Rare tokens against the odds.
+        "gibberish" => Gibberish(GibberishFilter),
+        /// Long runs of near-certain tokens.
+        "repetition" => Repetition(RepetitionFilter),
+        /// Nothing to learn from.
+        "zero_advantage" => ZeroAdvantage(ZeroAdvantageFilter),
+    }
+}
+
+/// The default filters; before a batch is cut none is enforced, after it the one on advantages is.
+fn filters(enforce_zero_advantage: bool) -> Vec<Filter> {
+    vec![
+        Filter::Gibberish(GibberishFilter::default()),
+        Filter::Repetition(RepetitionFilter::default()),
+        Filter::ZeroAdvantage(ZeroAdvantageFilter { enforce: enforce_zero_advantage }),
+    ]
+}
+
+section! {
+    /// What to train on.
+    pub struct TrainConfig {
+        /// Environments, at least one.
+        env: Vec<TrainEnv> = Vec::new();
+        /// Sampling of environments that do not say otherwise.
+        sampling: TrainSampling = TrainSampling::default();
+    }
+    unsupported ["filter_zero_advantages"]
+    renamed ["source" => "`env`"]
+}
+
+section! {
+    /// What to evaluate on.
+    pub struct EvalConfig {
+        /// Environments, at least one.
+        env: Vec<EvalEnv> = Vec::new();
+        /// Sampling of environments that do not say otherwise.
+        sampling: EvalSampling = EvalSampling::default();
+        /// Tasks per evaluation of environments that do not say otherwise; -1 means all.
+        num_examples: i64 = -1 => [Min(-1.0)];
+        /// Rollouts per task of environments that do not say otherwise.
+        group_size: usize = 1 => [Min(1.0), Alias("rollouts_per_example")];
+        /// Steps between evaluations of environments that do not say otherwise.
+        interval: u64 = 100 => [Min(1.0)];
+        /// No evaluation before the first step.
+        skip_first_step: bool = false;
+    }
+    unsupported ["retrigger_on_resume"]
+    renamed ["source" => "`env`"]
+}
+
+section! {
+    /// Checkpoints of the orchestrator.
+    pub struct OrchestratorCkpt {
+        /// Steps between checkpoints; none means only at the end.
+        interval: Option<u64> = None => [Min(1.0)];
+        /// Step to resume from; -1 is the newest.
+        resume_step: Option<i64> = None => [Min(-1.0)];
+        /// How many of the newest checkpoints are kept; none means all.
+        keep_last: Option<u64> = None => [Min(1.0)];
+        /// Checkpoints of every so many steps are kept whatever `keep_last` says.
+        keep_interval: Option<u64> = None => [Min(1.0)];
+    }
+    unsupported ["wait_for_weights_timeout", "skip_progress"]
+}
+
+section! {
+    /// Rollouts: environments, algorithm, batches.
+    pub struct OrchestratorConfig {
+        /// The algorithm: `type` names the plug-in, the other keys are handed to it.
+        algo: Algo = Algo::default();
+        /// The sampled model.
+        model: OrchestratorModel = OrchestratorModel::default();
+        /// What to train on.
+        train: TrainConfig = TrainConfig::default();
+        /// What to evaluate on; nothing without this section.
+        eval: Option<EvalConfig> = None;
+        /// The model's tokenizer.
+        tokenizer: Tokenizer = Tokenizer::default();
+        /// Rendering of conversations.
+        renderer: Renderer = Renderer::default();
+        /// Tests on scored rollouts before they enter a batch; a dropped rollout is replaced.
+        pre_batch_filters: Vec<Filter> = filters(false);
+        /// Tests on the rollouts of a batch; a dropped rollout is not replaced.
+        post_batch_filters: Vec<Filter> = filters(true);
+        /// Logging.
+        log: Log = Log::default();
+        /// Weights & Biases; not recorded without this section.
+        wandb: Option<Wandb> = None;
+        /// Checkpoints; none without this section.
+        ckpt: Option<OrchestratorCkpt> = None;
+        /// Folder of the run.
+        output_dir: PathBuf = PathBuf::from("outputs");
+        /// Rollouts per step.
+        batch_size: usize = 128 => [Min(1.0)];
+        /// Rollouts in flight as a multiple of `batch_size`; 1 where neither this nor `max_inflight_rollouts` is set.
+        oversampling_factor: Option<f64> = None => [Above(0.0)];
+        /// Rollouts in flight.
+        max_inflight_rollouts: Option<usize> = None => [Min(1.0)];
+        /// Rollouts per task of environments that do not say otherwise.
+        group_size: usize = 1 => [Min(1.0), Alias("rollouts_per_example")];
+        /// Most tokens of a rollout, prompt included.
+        seq_len: usize = 2048 => [Min(1.0)];
+        /// Ranks of the trainer that share a batch.
+        num_train_workers: usize = 1 => [Min(1.0)];
+        /// Steps of training; none means no end.
+        max_steps: Option<u64> = None => [Min(1.0)];
+        /// Weight updates that may land while a rollout is in flight before it is dropped.
+        max_off_policy_steps: u64 = 8;
+        /// Steps that sampling may run ahead of training; 0 is synchronous (not in prime-rl, which has 1).
+        max_async_level: u64 = 1;
+    }
+    unsupported [
+        "pool_size", "optim", "env_vars", "prime_monitor", "collect_inference_metrics", "inference_metrics_roles",
+        "weight_broadcast", "rollout_transport", "tasks_per_minute", "token_batch_size", "bench", "heartbeat",
+        "concurrency", "env_server_base_port", "pad_to_multiple_of", "monitors",
+    ]
+    renamed [
+        "env" => "`[[orchestrator.train.env]]`",
+        "sampling" => "`[orchestrator.train.sampling]`",
+        "strict_async_level" => "`max_async_level = 0` for a synchronous run",
+    ]
+}
+
+impl OrchestratorConfig {
+    /// Rollouts in flight: `max_inflight_rollouts`, or `batch_size` times the oversampling factor, and at least one
+    /// group of the largest size.
+    pub fn inflight_rollouts(&self) -> usize {
+        let largest = self.train.env.iter().map(|e| e.group_size).max().unwrap_or(self.group_size);
+        let factor = self.oversampling_factor.unwrap_or(1.0);
+        let wanted = self.max_inflight_rollouts.unwrap_or((self.batch_size as f64 * factor) as usize);
+        wanted.max(largest)
+    }
+}

@@ -1,0 +1,155 @@
+//! The root of `prl rl`, its shared sections, and `[inference]`.
+
+use super::common::{Device, Kernels, Log, LogLevel, Tokenizer};
+use super::orchestrator::OrchestratorConfig;
+use super::trainer::{DEFAULT_MODEL, TrainerConfig};
+use crate::macros::section;
+use std::path::PathBuf;
+
+section! {
+    /// The model of all components.
+    pub struct SharedModel {
+        /// Folder in Hugging Face's layout, or hub id.
+        name: String = DEFAULT_MODEL.to_string() => [Path];
+    }
+    unsupported ["vlm", "trust_remote_code"]
+}
+
+section! {
+    /// Logging of all components.
+    pub struct SharedLog {
+        /// Least severe level that is logged.
+        level: Option<LogLevel> = None;
+        /// One JSON object per line instead of text.
+        json_logging: bool = false;
+    }
+    unsupported ["vf_level", "log_data", "interval"]
+}
+
+section! {
+    /// Checkpoints of all components.
+    pub struct SharedCkpt {
+        /// Folder of the checkpoints; by default that of the run.
+        output_dir: Option<PathBuf> = None;
+        /// Steps between checkpoints; none means only at the end.
+        interval: Option<u64> = None => [Min(1.0)];
+        /// Step to resume from; -1 is the newest.
+        resume_step: Option<i64> = None => [Min(-1.0)];
+        /// How many of the newest checkpoints are kept; none means all.
+        keep_last: Option<u64> = None => [Min(1.0)];
+        /// Checkpoints of every so many steps are kept whatever `keep_last` says.
+        keep_interval: Option<u64> = None => [Min(1.0)];
+    }
+}
+
+section! {
+    /// Weights & Biases for all components.
+    pub struct SharedWandb {
+        /// Project.
+        project: Option<String> = Some("prime-rl".to_string());
+        /// Team or user.
+        entity: Option<String> = None;
+        /// Name of the run.
+        name: Option<String> = None;
+        /// Group of runs.
+        group: Option<String> = None;
+        /// Labels.
+        tags: Option<Vec<String>> = None;
+        /// Write the run to disk only.
+        offline: Option<bool> = Some(false);
+    }
+    unsupported ["log_extras"]
+}
+
+section! {
+    /// The model as the inference engine sees it.
+    pub struct InferenceModel {
+        /// Folder in Hugging Face's layout, or hub id.
+        name: String = DEFAULT_MODEL.to_string() => [Path];
+        /// Most tokens of a request, prompt included; none means what the model allows.
+        max_model_len: Option<usize> = None => [Min(1.0)];
+    }
+    unsupported [
+        "dtype", "enforce_eager", "trust_remote_code", "chat_template", "tool_call_parser", "reasoning_parser",
+        "rope_scaling", "vlm",
+    ]
+}
+
+section! {
+    /// The inference engine.
+    pub struct InferenceConfig {
+        /// The model.
+        model: InferenceModel = InferenceModel::default();
+        /// Seed of the sampling.
+        seed: u64 = 0;
+        /// Most requests decoded together (not in prime-rl).
+        max_num_seqs: usize = 128 => [Min(1.0)];
+        /// Logging.
+        log: Log = Log::default();
+    }
+    unsupported [
+        "server", "parallel", "env_vars", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
+        "lora_target_modules", "enable_prefix_caching", "gpu_memory_utilization", "quantization", "api_server_count",
+        "data_parallel_size_local", "data_parallel_rpc_port", "enable_expert_parallel", "all2all_backend",
+        "enable_eplb", "enable_dbo", "use_deep_gemm", "weight_broadcast", "kv_cache_offload", "use_pd_kv_transfer",
+        "enable_return_routed_experts", "enable_fp32_lm_head", "enable_fp32_router_logits", "vllm_extra",
+        "deployment", "slurm", "output_dir", "dry_run", "vllm",
+    ]
+}
+
+section! {
+    /// A reinforcement-learning run.
+    pub struct RlConfig {
+        /// Folder of the run.
+        output_dir: PathBuf = PathBuf::from("outputs");
+        /// Empty the folder of the run first.
+        clean_output_dir: bool = false;
+        /// Check everything, write the effective configuration, and stop.
+        dry_run: bool = false;
+        /// Steps of training; none means no end.
+        max_steps: Option<u64> = None => [Min(1.0)];
+        /// Tokens of a packed row and of a rollout.
+        seq_len: Option<usize> = None => [Min(1.0)];
+        /// Everything random follows from it (not in prime-rl).
+        seed: u64 = 0;
+        /// Where the model computes (not in prime-rl).
+        device: Device = Device::Auto;
+        /// Which implementation of the model computes (not in prime-rl).
+        kernels: Kernels = Kernels::Fast;
+        /// Order events so that the same seed gives the same run; by default on the CPU only (not in prime-rl).
+        deterministic: Option<bool> = None;
+        /// Algorithm plug-ins to load, one flag per file (not in prime-rl).
+        plugin: Vec<PathBuf> = Vec::new() => [Repeat, Path];
+        /// The model of all components.
+        model: Option<SharedModel> = None;
+        /// The tokenizer of all components.
+        tokenizer: Option<Tokenizer> = None;
+        /// Logging of all components.
+        log: SharedLog = SharedLog::default();
+        /// Checkpoints of all components; none without this section.
+        ckpt: Option<SharedCkpt> = None;
+        /// Weights & Biases for all components; not recorded without this section.
+        wandb: Option<SharedWandb> = None;
+        /// Training.
+        trainer: TrainerConfig = TrainerConfig::default();
+        /// Rollouts.
+        orchestrator: OrchestratorConfig = OrchestratorConfig::default();
+        /// The inference engine.
+        inference: InferenceConfig = InferenceConfig::default();
+    }
+    unsupported ["env_vars", "weight_broadcast", "bench", "deployment", "slurm", "run", "rollout_transport"]
+    renamed [
+        "clean" => "`clean_output_dir = true`",
+        "resume" => "`[ckpt] resume_step = N` (-1 is the newest)",
+        "monitors" => "`[wandb]`; metrics.jsonl is always written",
+    ]
+}
+
+impl RlConfig {
+    /// What follows from other values where nothing was said.
+    pub(crate) fn derive(&mut self) {
+        let RlConfig { trainer, orchestrator, .. } = self;
+        trainer.tokenizer.name.get_or_insert_with(|| trainer.model.name.clone());
+        orchestrator.tokenizer.name.get_or_insert_with(|| orchestrator.model.name.clone());
+    }
+}

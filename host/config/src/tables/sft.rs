@@ -1,0 +1,194 @@
+//! The root of `prl sft`.
+
+use super::common::{Device, Kernels, Log, Tokenizer, Wandb};
+use super::orchestrator::Renderer;
+use super::trainer::{AdamW, ConstantScheduler, Optim, Scheduler, TrainerCkpt, TrainerModel};
+use crate::macros::{section, union};
+use serde_json::{Map, Value as Json};
+use std::path::PathBuf;
+
+section! {
+    /// Whose tokens are trained.
+    pub struct LossMask {
+        /// System messages.
+        system: bool = false;
+        /// User messages.
+        user: bool = false;
+        /// What the model says.
+        assistant: bool = true;
+        /// Results of tools.
+        tool: bool = false;
+    }
+}
+
+/// The keys that all data sections share, after those of their own.
+macro_rules! data_section {
+    (
+        $(#[doc = $doc:literal])+
+        $name:ident { $($own:tt)* }
+        unsupported [$($unsupported:literal),*]
+    ) => {
+        section! {
+            $(#[doc = $doc])+
+            pub struct $name {
+                $($own)*
+                /// Tokens of one packed row.
+                seq_len: usize = 128 => [Min(1.0)];
+                /// Packed rows per step.
+                batch_size: usize = 128 => [Min(1.0)];
+                /// Packed rows computed at a time; divides `batch_size`.
+                micro_batch_size: usize = 1 => [Min(1.0)];
+                /// Shuffle every epoch.
+                shuffle: bool = true;
+                /// Seed of the shuffle.
+                seed: u64 = 0;
+                /// Whose tokens are trained.
+                loss_mask: LossMask = LossMask::default();
+            }
+            unsupported [$($unsupported),*]
+        }
+    };
+}
+
+data_section! {
+    /// Conversations from files.
+    FileData {
+        /// A .jsonl file or a folder of them, relative to this file.
+        name: String = String::new() => [Required, Path];
+    }
+    unsupported ["subsets", "splits", "probabilities", "stopping_strategy", "pack_function"]
+}
+
+data_section! {
+    /// Conversations made from the tasks of an environment (not in prime-rl).
+    EnvData {
+        /// Path of the environment (relative to this file), or a name that is looked up.
+        id: String = String::new() => [Required, Path];
+        /// The environment's own settings.
+        args: Map<String, Json> = Map::new();
+        /// Which tasks.
+        split: String = "train".to_string();
+        /// How many tasks; none means all.
+        num_examples: Option<usize> = None => [Min(1.0)];
+        /// Key of a task's payload that holds the expert's answer.
+        demonstration: String = "demonstration".to_string();
+    }
+    unsupported []
+}
+
+union! {
+    /// What to train on.
+    pub enum SftData {
+        /// Files.
+        "sft" => Files(FileData),
+        /// An environment's tasks.
+        "env" => Env(EnvData),
+    }
+    default "sft"
+    unsupported ["fake"]
+}
+
+macro_rules! data_field {
+    ($($(#[doc = $doc:literal])+ $name:ident: $ty:ty),+ $(,)?) => {
+        impl SftData {
+            $(
+                $(#[doc = $doc])+
+                pub fn $name(&self) -> $ty {
+                    match self {
+                        SftData::Files(data) => data.$name.clone(),
+                        SftData::Env(data) => data.$name.clone(),
+                    }
+                }
+            )+
+        }
+    };
+}
+
+data_field! {
+    /// Tokens of one packed row.
+    seq_len: usize,
+    /// Packed rows per step.
+    batch_size: usize,
+    /// Packed rows computed at a time.
+    micro_batch_size: usize,
+    /// Whether every epoch is shuffled.
+    shuffle: bool,
+    /// Seed of the shuffle.
+    seed: u64,
+    /// Whose tokens are trained.
+    loss_mask: LossMask,
+}
+
+impl Default for SftData {
+    fn default() -> Self {
+        SftData::Files(FileData::default())
+    }
+}
+
+section! {
+    /// Validation.
+    pub struct SftVal {
+        /// Steps between validations.
+        interval: u64 = 50 => [Min(1.0)];
+        /// Validate before the first step too.
+        eval_on_start: bool = false;
+        /// What to validate on.
+        data: SftData = SftData::default();
+    }
+}
+
+section! {
+    /// A supervised fine-tuning run.
+    pub struct SftConfig {
+        /// Folder of the run.
+        output_dir: PathBuf = PathBuf::from("outputs");
+        /// Empty the folder of the run first.
+        clean_output_dir: bool = false;
+        /// Check everything, write the effective configuration, and stop.
+        dry_run: bool = false;
+        /// Steps of training; none means no end.
+        max_steps: Option<u64> = None => [Min(1.0)];
+        /// Everything random follows from it, the shuffle of the data apart (not in prime-rl).
+        seed: u64 = 0;
+        /// Where the model computes (not in prime-rl).
+        device: Device = Device::Auto;
+        /// Which implementation of the model computes (not in prime-rl).
+        kernels: Kernels = Kernels::Fast;
+        /// The trained model.
+        model: TrainerModel = TrainerModel::default();
+        /// Its tokenizer.
+        tokenizer: Tokenizer = Tokenizer::default();
+        /// Rendering of conversations.
+        renderer: Renderer = Renderer::default();
+        /// What to train on.
+        data: SftData = SftData::default();
+        /// Validation; none without this section.
+        val: Option<SftVal> = None;
+        /// The optimiser.
+        optim: Optim = Optim::AdamW(AdamW::default());
+        /// The learning rate over the run.
+        scheduler: Scheduler = Scheduler::Constant(ConstantScheduler::default());
+        /// Checkpoints; none without this section.
+        ckpt: Option<TrainerCkpt> = None;
+        /// Logging.
+        log: Log = Log::default();
+        /// Weights & Biases; not recorded without this section.
+        wandb: Option<Wandb> = None;
+    }
+    unsupported [
+        "env_vars", "matmul_precision", "memory_profiler_path", "bench", "gc", "trace_path", "dist_timeout_seconds",
+        "heartbeat", "deployment", "slurm", "loss", "eval", "inference", "run",
+    ]
+    renamed [
+        "clean" => "`clean_output_dir = true`",
+        "resume" => "`[ckpt] resume_step = N` (-1 is the newest)",
+        "monitors" => "`[wandb]`; metrics.jsonl is always written",
+    ]
+}
+
+impl SftConfig {
+    /// What follows from other values where nothing was said.
+    pub(crate) fn derive(&mut self) {
+        self.tokenizer.name.get_or_insert_with(|| self.model.name.clone());
+    }
+}

@@ -1,0 +1,195 @@
+//! `[trainer]`, most of which `prl sft` shares.
+
+use super::common::{Log, Tokenizer, Wandb};
+use crate::macros::{section, union};
+use std::path::PathBuf;
+
+/// The model prime-rl uses where none is named.
+pub(super) const DEFAULT_MODEL: &str = "Qwen/Qwen3-0.6B";
+
+section! {
+    /// Switches for tests and debugging.
+    pub struct DebugModel {
+        /// Start from random weights: only the configuration and the tokenizer of the model are read.
+        random_init: bool = false;
+    }
+    unsupported ["num_layers", "force_balanced_routing"]
+}
+
+section! {
+    /// The trained model.
+    pub struct TrainerModel {
+        /// Folder in Hugging Face's layout, or hub id.
+        name: String = DEFAULT_MODEL.to_string() => [Path];
+        /// Tokens of one packed row; longer samples are cut.
+        seq_len: usize = 2048 => [Min(1.0)];
+        /// Tokens that the LM head handles at a time.
+        fused_lm_head_token_chunk_size: usize = 1024 => [Min(1.0)];
+        /// For tests and debugging.
+        debug: DebugModel = DebugModel::default();
+    }
+    unsupported [
+        "trust_remote_code", "vlm", "conversion_dir", "attn", "compile", "ac", "ac_offloading", "fsdp_cpu_offload",
+        "optim_cpu_offload", "reshard_after_forward", "dp_replicate", "ep", "ep_comm_backend", "deepep_num_sms",
+        "deepep_token_chunk_size", "cp", "cp_style", "impl", "optimization_dtype", "reduce_dtype", "moe_router_dtype",
+        "moe_use_grouped_mm", "quantization", "index_cache", "freeze_moe_router", "lora", "full_offload",
+        "moe_fused_kernel",
+    ]
+}
+
+section! {
+    /// Policy gradient with a mask on the change of probability, and a squared log-ratio penalty.
+    pub struct DefaultLoss {
+        /// Tokens of negative advantage whose probability fell by more than this are masked.
+        dppo_mask_low: f64 = 0.2 => [Min(0.0)];
+        /// Tokens of positive advantage whose probability rose by more than this are masked.
+        dppo_mask_high: f64 = 0.2 => [Min(0.0)];
+        /// Factor on advantages.
+        adv_tau: f64 = 1.0 => [Min(0.0)];
+        /// Factor on the penalty.
+        kl_tau: f64 = 1e-3 => [Min(0.0)];
+    }
+}
+
+section! {
+    /// Policy gradient with one threshold on the change of probability in either direction.
+    pub struct IpoLoss {
+        /// Tokens whose probability changed by more than this are masked.
+        ipo_threshold: f64 = 0.1 => [Min(0.0)];
+        /// Factor on advantages.
+        adv_tau: f64 = 1.0 => [Min(0.0)];
+        /// Factor on the penalty.
+        kl_tau: f64 = 1e-3 => [Min(0.0)];
+    }
+}
+
+union! {
+    /// The loss of the `rl` component.
+    pub enum Loss {
+        /// DPPO mask.
+        "default" => Default(DefaultLoss),
+        /// IPO mask.
+        "ipo" => Ipo(IpoLoss),
+    }
+    default "default"
+    unsupported ["custom"]
+}
+
+section! {
+    /// Adam with decoupled weight decay.
+    pub struct AdamW {
+        /// Learning rate.
+        lr: f64 = 1e-6 => [Min(0.0)];
+        /// Weight decay.
+        weight_decay: f64 = 0.01 => [Min(0.0)];
+        /// Largest norm of the gradient; larger ones are scaled down.
+        max_norm: Option<f64> = Some(1.0) => [Min(0.0)];
+        /// Decay of the first moment.
+        betas1: f64 = 0.9 => [Min(0.0)];
+        /// Decay of the second moment.
+        betas2: f64 = 0.999 => [Min(0.0)];
+    }
+}
+
+union! {
+    /// The optimiser.
+    pub enum Optim {
+        /// AdamW.
+        "adamw" => AdamW(AdamW),
+    }
+    default "adamw"
+    unsupported ["sgd", "muon", "sign_sgd"]
+}
+
+section! {
+    /// The same learning rate at every step.
+    pub struct ConstantScheduler {}
+}
+
+section! {
+    /// Linear warm-up, constant, then linear decay over the last steps.
+    pub struct LinearScheduler {
+        /// Steps of warm-up.
+        warmup_steps: u64 = 10;
+        /// Steps of decay at the end.
+        decay_steps: u64 = 10;
+        /// Learning rate before warm-up and at the end.
+        min_lr: f64 = 0.0 => [Min(0.0)];
+    }
+}
+
+section! {
+    /// Linear warm-up, then a half cosine to the end.
+    pub struct CosineScheduler {
+        /// Steps of warm-up.
+        warmup_steps: u64 = 10;
+        /// Learning rate before warm-up and at the end.
+        min_lr: f64 = 0.0 => [Min(0.0)];
+    }
+}
+
+union! {
+    /// The learning rate over the run.
+    pub enum Scheduler {
+        /// Constant.
+        "constant" => Constant(ConstantScheduler),
+        /// Warm-up, constant, linear decay.
+        "linear" => Linear(LinearScheduler),
+        /// Warm-up, cosine decay.
+        "cosine" => Cosine(CosineScheduler),
+    }
+    default "constant"
+}
+
+section! {
+    /// Checkpoints of the trainer.
+    pub struct TrainerCkpt {
+        /// Folder of the checkpoints; by default that of the run.
+        output_dir: Option<PathBuf> = None;
+        /// Steps between checkpoints; none means only at the end.
+        interval: Option<u64> = None => [Min(1.0)];
+        /// Step to resume from; -1 is the newest.
+        resume_step: Option<i64> = None => [Min(-1.0)];
+        /// How many of the newest checkpoints are kept; none means all.
+        keep_last: Option<u64> = None => [Min(1.0)];
+        /// Checkpoints of every so many steps are kept whatever `keep_last` says.
+        keep_interval: Option<u64> = None => [Min(1.0)];
+        /// Save weights without the state needed to resume.
+        weights_only: bool = false;
+    }
+    unsupported [
+        "weights", "skip_gather_master_weights", "skip_progress", "skip_scheduler", "skip_dataloader",
+        "skip_optimizer",
+    ]
+}
+
+section! {
+    /// Training: model, loss, optimiser.
+    pub struct TrainerConfig {
+        /// The trained model.
+        model: TrainerModel = TrainerModel::default();
+        /// Its tokenizer.
+        tokenizer: Tokenizer = Tokenizer::default();
+        /// The loss of the `rl` component.
+        loss: Loss = Loss::Default(DefaultLoss::default());
+        /// The optimiser.
+        optim: Optim = Optim::AdamW(AdamW::default());
+        /// The learning rate over the run.
+        scheduler: Scheduler = Scheduler::Constant(ConstantScheduler::default());
+        /// Checkpoints; none without this section.
+        ckpt: Option<TrainerCkpt> = None;
+        /// Weights & Biases; not recorded without this section.
+        wandb: Option<Wandb> = None;
+        /// Logging.
+        log: Log = Log::default();
+        /// Folder of the run.
+        output_dir: PathBuf = PathBuf::from("outputs");
+        /// Steps of training; none means no end.
+        max_steps: Option<u64> = None => [Min(1.0)];
+    }
+    unsupported [
+        "data", "weight_broadcast", "rollout_transport", "matmul_precision", "enable_router_replay",
+        "memory_profiler_path", "bench", "gc", "trace_path", "dist_timeout_seconds", "heartbeat", "metrics_server",
+        "max_concurrent_runs", "enable_token_export", "env_vars",
+    ]
+}

@@ -1,0 +1,45 @@
+//! Values that are fine alone and wrong together.
+//!
+//! Owns those rules and their messages. Must not know where values are written: [`crate::loaded::Validator`] finds that.
+
+mod rl;
+mod sft;
+
+pub(crate) use rl::rl;
+pub(crate) use sft::sft;
+
+use crate::loaded::Validator;
+use crate::tables::Scheduler;
+
+/// A schedule must fit into the run. `prefix` is `trainer.` or empty.
+fn scheduler(scheduler: &Scheduler, max_steps: Option<u64>, prefix: &str, v: &mut Validator<'_>) {
+    let [kind, warmup, decay, steps] =
+        ["scheduler.type", "scheduler.warmup_steps", "scheduler.decay_steps", "max_steps"]
+            .map(|k| format!("{prefix}{k}"));
+    let needs_end = |v: &mut Validator<'_>| {
+        let message = format!("`{kind} = \"{}\"` needs `{steps}`: it decays towards the last step", scheduler.tag());
+        v.fail(&[&kind, &steps], message);
+    };
+    match (scheduler, max_steps) {
+        (Scheduler::Constant(_), _) => {}
+        (Scheduler::Linear(_) | Scheduler::Cosine(_), None) => needs_end(v),
+        (Scheduler::Linear(s), Some(max)) if s.warmup_steps.saturating_add(s.decay_steps) > max => {
+            let (a, b) = (s.warmup_steps, s.decay_steps);
+            let message = format!("`{warmup}` ({a}) + `{decay}` ({b}) must be at most `{steps}` ({max})");
+            v.fail(&[&decay, &warmup, &steps, &kind], message);
+        }
+        (Scheduler::Cosine(s), Some(max)) if s.warmup_steps >= max => {
+            let message = format!("`{warmup}` ({}) must be less than `{steps}` ({max})", s.warmup_steps);
+            v.fail(&[&warmup, &steps, &kind], message);
+        }
+        _ => {}
+    }
+}
+
+/// Cleaning would delete what a resumed run needs.
+fn clean_or_resume(clean: bool, resume: Option<i64>, key: &str, v: &mut Validator<'_>) {
+    if clean && resume.is_some() {
+        let message = format!("`clean_output_dir` would delete the checkpoint that `{key}` resumes from: set only one");
+        v.fail(&["clean_output_dir", key], message);
+    }
+}

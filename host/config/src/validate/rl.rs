@@ -1,0 +1,180 @@
+//! Rules of `prl rl`.
+
+use super::{clean_or_resume, scheduler};
+use crate::loaded::Validator;
+use crate::tables::{Filter, OrchestratorConfig, RlConfig};
+use std::collections::BTreeMap;
+
+/// Names that metrics use for sums over environments.
+const RESERVED: &[&str] = &["agg", "all"];
+
+/// Algorithms that compare the rollouts of a group, so that a group of one teaches nothing.
+const GROUP_RELATIVE: &[&str] = &["grpo", "max_rl", "echo"];
+
+/// Reports what does not fit together.
+pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
+    components(config, v);
+    let orchestrator = &config.orchestrator;
+    groups(orchestrator, v);
+    environments(orchestrator, v);
+    filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
+    filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
+    scheduler(&config.trainer.scheduler, config.trainer.max_steps, "trainer.", v);
+    let resume = config.trainer.ckpt.as_ref().and_then(|c| c.resume_step);
+    clean_or_resume(config.clean_output_dir, resume, "trainer.ckpt.resume_step", v);
+    if orchestrator.num_train_workers > 1 {
+        let message = "`orchestrator.num_train_workers` must be 1: several trainer ranks are not supported yet";
+        v.fail(&["orchestrator.num_train_workers"], message);
+    }
+}
+
+/// Reports `a` and `b` when they differ.
+fn equal<T: PartialEq + std::fmt::Debug>(a: (&str, T), b: (&str, T), v: &mut Validator<'_>) {
+    if a.1 != b.1 {
+        v.fail(&[b.0, a.0], format!("`{}` ({:?}) must equal `{}` ({:?})", b.0, b.1, a.0, a.1));
+    }
+}
+
+/// Reports a section that one component has and the other lacks.
+fn both(name: &str, trainer: bool, orchestrator: bool, v: &mut Validator<'_>) {
+    if trainer != orchestrator {
+        let (has, lacks) = if trainer { ("trainer", "orchestrator") } else { ("orchestrator", "trainer") };
+        let (has, lacks) = (format!("{has}.{name}"), format!("{lacks}.{name}"));
+        v.fail(&[&has, &lacks], format!("`{has}` is on and `{lacks}` is off: set `[{name}]`, which is for both"));
+    }
+}
+
+/// Trainer, orchestrator and inference must agree.
+fn components(config: &RlConfig, v: &mut Validator<'_>) {
+    let RlConfig { trainer, orchestrator, inference, .. } = config;
+    let name = &trainer.model.name;
+    equal(("trainer.model.name", name), ("orchestrator.model.name", &orchestrator.model.name), v);
+    if *name == orchestrator.model.name {
+        equal(("trainer.model.name", name), ("inference.model.name", &inference.model.name), v);
+    }
+    let template = (&trainer.tokenizer.chat_template, &orchestrator.tokenizer.chat_template);
+    let (a, b) = ("trainer.tokenizer.chat_template", "orchestrator.tokenizer.chat_template");
+    equal((a, template.0), (b, template.1), v);
+    equal(
+        ("trainer.tokenizer.name", &trainer.tokenizer.name),
+        ("orchestrator.tokenizer.name", &orchestrator.tokenizer.name),
+        v,
+    );
+    equal(("trainer.max_steps", trainer.max_steps), ("orchestrator.max_steps", orchestrator.max_steps), v);
+    equal(("output_dir", &config.output_dir), ("trainer.output_dir", &trainer.output_dir), v);
+    equal(("output_dir", &config.output_dir), ("orchestrator.output_dir", &orchestrator.output_dir), v);
+    let (row, rollout) = (trainer.model.seq_len, orchestrator.seq_len);
+    if row < rollout {
+        let message = format!(
+            "`trainer.model.seq_len` ({row}) must be at least `orchestrator.seq_len` ({rollout}), or rollouts would be cut"
+        );
+        v.fail(&["trainer.model.seq_len", "orchestrator.seq_len"], message);
+    }
+    both("ckpt", trainer.ckpt.is_some(), orchestrator.ckpt.is_some(), v);
+    if let (Some(a), Some(b)) = (&trainer.ckpt, &orchestrator.ckpt) {
+        equal(("trainer.ckpt.interval", a.interval), ("orchestrator.ckpt.interval", b.interval), v);
+        equal(("trainer.ckpt.resume_step", a.resume_step), ("orchestrator.ckpt.resume_step", b.resume_step), v);
+    }
+    both("wandb", trainer.wandb.is_some(), orchestrator.wandb.is_some(), v);
+    if let (Some(a), Some(b)) = (&trainer.wandb, &orchestrator.wandb) {
+        equal(("trainer.wandb.project", &a.project), ("orchestrator.wandb.project", &b.project), v);
+    }
+}
+
+/// Batches are made of whole groups, and groups must teach something.
+fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+    let OrchestratorConfig { batch_size, group_size, algo, max_inflight_rollouts, .. } = orchestrator;
+    let general = "orchestrator.group_size".to_string();
+    let mut sizes = Vec::new();
+    for (i, env) in orchestrator.train.env.iter().enumerate() {
+        let key = format!("orchestrator.train.env.{i}.group_size");
+        if v.is_own(&key) {
+            sizes.push((Some(env.name.as_str()), key, env.group_size));
+        } else if !sizes.iter().any(|(env, ..)| env.is_none()) {
+            sizes.push((None, general.clone(), *group_size));
+        }
+    }
+    if sizes.is_empty() {
+        sizes.push((None, general, *group_size));
+    }
+    for (env, key, size) in sizes {
+        let of = env.map(|name| format!(" of environment `{name}`")).unwrap_or_default();
+        let shown = if env.is_some() { "group_size" } else { key.as_str() };
+        if !batch_size.is_multiple_of(size) {
+            let message = format!(
+                "`orchestrator.batch_size` ({batch_size}) must be a multiple of `{shown}`{of} ({size}): a batch is made of whole groups"
+            );
+            v.fail(&["orchestrator.batch_size", &key], message);
+        }
+        if size == 1 && GROUP_RELATIVE.contains(&algo.kind.as_str()) {
+            let message = format!(
+                "`{shown}`{of} is 1, but `{}` compares the rollouts of a group: all advantages would be 0; set it to 2 or more",
+                algo.kind
+            );
+            v.fail(&[&key, "orchestrator.algo.type"], message);
+        }
+        if let Some(inflight) = max_inflight_rollouts
+            && *inflight < size
+        {
+            let message = format!(
+                "`orchestrator.max_inflight_rollouts` ({inflight}) must be at least `{shown}`{of} ({size}), or no group could start"
+            );
+            v.fail(&["orchestrator.max_inflight_rollouts", &key], message);
+        }
+    }
+    if max_inflight_rollouts.is_some() && orchestrator.oversampling_factor.is_some() {
+        let keys = ["orchestrator.oversampling_factor", "orchestrator.max_inflight_rollouts"];
+        v.fail(&keys, format!("`{}` and `{}` say the same thing twice: set only one", keys[0], keys[1]));
+    }
+}
+
+fn environments(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+    let train: Vec<&str> = orchestrator.train.env.iter().map(|e| e.name.as_str()).collect();
+    names("orchestrator.train.env", &train, v);
+    for (i, env) in orchestrator.train.env.iter().enumerate() {
+        if env.sampling.temperature == 0.0 {
+            let key = format!("orchestrator.train.env.{i}.sampling.temperature");
+            let message =
+                "the temperature of training rollouts must be more than 0: greedy rollouts of a task are all equal";
+            v.fail(&[&key], message);
+        }
+    }
+    if let Some(eval) = &orchestrator.eval {
+        let eval: Vec<&str> = eval.env.iter().map(|e| e.name.as_str()).collect();
+        names("orchestrator.eval.env", &eval, v);
+    }
+}
+
+/// There is at least one environment, and names are unique, free and usable as folder names.
+fn names(list: &str, names: &[&str], v: &mut Validator<'_>) {
+    if names.is_empty() {
+        v.fail(&[list], format!("`[[{list}]]` is missing: at least one environment is needed"));
+    }
+    let mut first = BTreeMap::new();
+    for (i, name) in names.iter().enumerate() {
+        let (key, id) = (format!("{list}.{i}.name"), format!("{list}.{i}.id"));
+        if RESERVED.contains(name) {
+            v.fail(
+                &[&key, &id],
+                format!("`{key}` must not be \"{name}\": metrics use that name for sums over environments"),
+            );
+        } else if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) {
+            v.fail(&[&key, &id], format!("`{key}` is \"{name}\", which cannot name a folder: set a plain name"));
+        } else if let Some(other) = first.insert(*name, i) {
+            let message = format!("`{key}` is \"{name}\", like that of `{list}.{other}`: set different names");
+            v.fail(&[&key, &id], message);
+        }
+    }
+}
+
+/// A slot holds each type of filter once.
+fn filters(slot: &str, filters: &[Filter], v: &mut Validator<'_>) {
+    let mut seen = Vec::new();
+    for (i, filter) in filters.iter().enumerate() {
+        let tag = filter.tag();
+        if seen.contains(&tag) {
+            v.fail(&[&format!("{slot}.{i}.type")], format!("`{slot}` has two filters of type \"{tag}\": keep one"));
+        }
+        seen.push(tag);
+    }
+}
