@@ -1,1 +1,16 @@
-//! The run directory: checkpoints, rollout log, the one writer.
+//! The run directory: checkpoints, weights, rollout log, and where everything else lies.
+//!
+//! Owns the layout under `output_dir`, who may use it, and how files get there whole: written aside, synced, renamed.
+//! Must not know what is in the files. Nothing outside the names listed in [`RunDir`] is ever moved or removed.
+
+mod error;
+mod files;
+mod rollouts;
+mod run_dir;
+mod steps;
+
+pub use error::StoreError;
+pub use files::write_atomic;
+pub use rollouts::{RolloutLog, Split, Subset};
+pub use run_dir::{Create, RunDir};
+pub use steps::{Checkpoints, Keep, Manifest, ManifestFile, StepWriter};

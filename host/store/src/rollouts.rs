@@ -1,0 +1,106 @@
+//! The rollout log: one JSON object a line, one file per step, split and subset. Owns buffering and paths; knows nothing
+//! of what a rollout is.
+
+use crate::StoreError;
+use crate::error::At;
+use crate::files;
+use prl_types::Step;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+
+/// What the rollouts were for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Split {
+    /// Training.
+    Train,
+    /// Evaluation.
+    Eval,
+}
+
+/// Which rollouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subset {
+    /// Every one, as it arrives.
+    All,
+    /// Those without error that no filter took out, as they are used.
+    Effective,
+}
+
+/// Appends to `rollouts/step_N/{train,eval}/{all,effective}/traces.jsonl`. Lines are buffered until
+/// [`RolloutLog::flush`] or [`RolloutLog::end_step`].
+#[derive(Debug)]
+pub struct RolloutLog {
+    dir: PathBuf,
+    open: BTreeMap<(Step, Split, Subset), (PathBuf, BufWriter<File>)>,
+}
+
+impl RolloutLog {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        RolloutLog { dir, open: BTreeMap::new() }
+    }
+
+    /// The file of one step, split and subset.
+    pub fn path(&self, step: Step, split: Split, subset: Subset) -> PathBuf {
+        let split = match split {
+            Split::Train => "train",
+            Split::Eval => "eval",
+        };
+        let subset = match subset {
+            Subset::All => "all",
+            Subset::Effective => "effective",
+        };
+        self.dir.join(format!("step_{step}")).join(split).join(subset).join("traces.jsonl")
+    }
+
+    /// Appends one rollout.
+    ///
+    /// # Errors
+    /// It cannot be serialised, or the system refuses.
+    pub fn append(
+        &mut self,
+        step: Step,
+        split: Split,
+        subset: Subset,
+        rollout: &impl Serialize,
+    ) -> Result<(), StoreError> {
+        let path = self.path(step, split, subset);
+        let mut line =
+            serde_json::to_vec(rollout).map_err(|e| StoreError::Json { path: path.clone(), reason: e.to_string() })?;
+        line.push(b'\n');
+        let (path, file) = match self.open.entry((step, split, subset)) {
+            std::collections::btree_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::btree_map::Entry::Vacant(entry) => {
+                if let Some(parent) = path.parent() {
+                    files::create_dir(parent)?;
+                }
+                let file = File::options().create(true).append(true).open(&path).at("open", &path)?;
+                entry.insert((path, BufWriter::new(file)))
+            }
+        };
+        file.write_all(&line).at("write", path)
+    }
+
+    /// Hands everything buffered to the system.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn flush(&mut self) -> Result<(), StoreError> {
+        for (path, file) in self.open.values_mut() {
+            file.flush().at("write", path)?;
+        }
+        Ok(())
+    }
+
+    /// Flushes everything and closes the files of `step` and of earlier ones.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn end_step(&mut self, step: Step) -> Result<(), StoreError> {
+        self.flush()?;
+        self.open.retain(|(s, _, _), _| *s > step);
+        Ok(())
+    }
+}

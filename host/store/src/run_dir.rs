@@ -1,0 +1,229 @@
+//! The run directory as a whole: layout, lock, refusal to overwrite, cleaning, setting aside what a resumed run will
+//! write again. Owns the names; knows no content but the `step` field of `metrics.jsonl`.
+
+use crate::error::At;
+use crate::files;
+use crate::steps::{Checkpoints, step_of};
+use crate::{RolloutLog, StoreError};
+use prl_types::Step;
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+const LOGS: &str = "logs";
+const CONFIGS: &str = "configs";
+const CHECKPOINTS: &str = "checkpoints";
+const WEIGHTS: &str = "weights";
+const ROLLOUTS: &str = "rollouts";
+const METRICS: &str = "metrics.jsonl";
+const WANDB: &str = "wandb";
+const ORPHANED: &str = "orphaned";
+const LOCK: &str = ".lock";
+
+/// What shows that a run was here. `configs` is not among them: a dry run writes it.
+const TRACES: [&str; 7] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, METRICS, LOGS, WANDB, ORPHANED];
+
+/// How to take a run directory into use.
+#[derive(Clone, Debug, Default)]
+pub struct Create {
+    /// Remove an earlier run first.
+    pub clean: bool,
+    /// Refuse to remove anything (the environment variable `NEVER_CLEAN_OUTPUT_DIR`).
+    pub never_clean: bool,
+    /// Continue the run that is there.
+    pub resuming: bool,
+    /// Where checkpoints and weights go instead of the run directory (`ckpt.output_dir`).
+    pub ckpt_dir: Option<PathBuf>,
+}
+
+/// A run directory in use by this process:
+///
+/// ```text
+/// logs/  configs/  metrics.jsonl  wandb/
+/// checkpoints/step_N/{trainer,orchestrator}/  weights/step_N/
+/// rollouts/step_N/{train,eval}/{all,effective}/traces.jsonl
+/// orphaned/   what a resumed run set aside
+/// ```
+#[derive(Debug)]
+pub struct RunDir {
+    root: PathBuf,
+    ckpt_root: PathBuf,
+    _lock: File,
+}
+
+impl RunDir {
+    /// Takes a directory into use, and creates it if need be. No other process can use it until this value is dropped
+    /// or the process ends.
+    ///
+    /// # Errors
+    /// [`StoreError::HoldsRun`] when a run is there and neither `clean` nor `resuming` is set; nothing is touched then.
+    /// [`StoreError::CleanForbidden`], [`StoreError::InUse`], and what the system refuses.
+    pub fn create(output_dir: &Path, how: &Create) -> Result<Self, StoreError> {
+        let root = std::path::absolute(output_dir).at("resolve", output_dir)?;
+        let ckpt_root = match &how.ckpt_dir {
+            Some(dir) => std::path::absolute(dir).at("resolve", dir)?,
+            None => root.clone(),
+        };
+        // Before anything is created, so that a refusal leaves no trace.
+        check_vacant(&root, &ckpt_root, how)?;
+        files::create_dir(&root)?;
+        let lock = lock(&root)?;
+        check_vacant(&root, &ckpt_root, how)?;
+        if how.clean && !how.resuming {
+            for name in TRACES.into_iter().chain([CONFIGS]) {
+                files::remove(&root.join(name))?;
+            }
+            for name in [CHECKPOINTS, WEIGHTS, ORPHANED] {
+                files::remove(&ckpt_root.join(name))?;
+            }
+        }
+        files::create_dir(&root.join(LOGS))?;
+        files::create_dir(&root.join(CONFIGS))?;
+        Ok(RunDir { root, ckpt_root, _lock: lock })
+    }
+
+    /// The directory, absolute.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `logs/`.
+    pub fn logs(&self) -> PathBuf {
+        self.root.join(LOGS)
+    }
+
+    /// `configs/`.
+    pub fn configs(&self) -> PathBuf {
+        self.root.join(CONFIGS)
+    }
+
+    /// `metrics.jsonl`.
+    pub fn metrics(&self) -> PathBuf {
+        self.root.join(METRICS)
+    }
+
+    /// Where W&B's `wandb/` folder goes.
+    pub fn wandb(&self) -> PathBuf {
+        self.root.join(WANDB)
+    }
+
+    /// Resumable checkpoints, `checkpoints/step_N/`.
+    pub fn checkpoints(&self) -> Checkpoints {
+        Checkpoints::with_manifest(self.ckpt_root.join(CHECKPOINTS))
+    }
+
+    /// Exported weights, `weights/step_N/` with a `STABLE` marker.
+    pub fn weights(&self) -> Checkpoints {
+        Checkpoints::with_marker(self.ckpt_root.join(WEIGHTS))
+    }
+
+    /// The rollout log.
+    pub fn rollouts(&self) -> RolloutLog {
+        RolloutLog::new(self.root.join(ROLLOUTS))
+    }
+
+    /// Prepares the directory for a run that continues after `step`: everything of later steps goes to `orphaned/`,
+    /// nothing is deleted, and `metrics.jsonl` ends with that step.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub fn set_aside_after(&self, step: Step) -> Result<(), StoreError> {
+        for (root, name) in [(&self.ckpt_root, CHECKPOINTS), (&self.ckpt_root, WEIGHTS), (&self.root, ROLLOUTS)] {
+            let dir = root.join(name);
+            let Ok(entries) = fs::read_dir(&dir) else { continue };
+            for entry in entries {
+                let entry = entry.at("list", &dir)?;
+                let Some(n) = step_of(&entry.file_name()) else { continue };
+                if n > step {
+                    let target = vacant(&root.join(ORPHANED).join(name), &format!("step_{n}"))?;
+                    files::rename(&entry.path(), &target)?;
+                }
+            }
+        }
+        self.cut_metrics(step)
+    }
+
+    fn cut_metrics(&self, step: Step) -> Result<(), StoreError> {
+        let path = self.metrics();
+        let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
+        let keeps = |line: &&str| {
+            let parsed = serde_json::from_str::<serde_json::Value>(line);
+            parsed.is_ok_and(|v| v.get("step").and_then(serde_json::Value::as_u64).is_some_and(|s| s <= step))
+        };
+        let (kept, cut): (Vec<&str>, Vec<&str>) = text.lines().partition(keeps);
+        if cut.is_empty() {
+            return Ok(());
+        }
+        let lines = |list: Vec<&str>| list.iter().map(|line| format!("{line}\n")).collect::<String>();
+        let aside = vacant(&self.root.join(ORPHANED), &format!("metrics_after_step_{step}.jsonl"))?;
+        files::write_synced(&aside, lines(cut).as_bytes())?;
+        files::write_atomic(&path, lines(kept).as_bytes())
+    }
+}
+
+fn check_vacant(root: &Path, ckpt_root: &Path, how: &Create) -> Result<(), StoreError> {
+    if root.exists() && !root.is_dir() {
+        return Err(std::io::Error::from(std::io::ErrorKind::NotADirectory)).at("use as output directory", root);
+    }
+    if how.resuming {
+        return Ok(());
+    }
+    let held = TRACES
+        .into_iter()
+        .find(|name| holds(&root.join(name)))
+        .map(|name| (root, name))
+        .or_else(|| [CHECKPOINTS, WEIGHTS].into_iter().find(|n| holds(&ckpt_root.join(n))).map(|n| (ckpt_root, n)));
+    match held {
+        None => Ok(()),
+        Some((path, _)) if how.clean && how.never_clean => Err(StoreError::CleanForbidden { path: path.to_path_buf() }),
+        Some(_) if how.clean => Ok(()),
+        Some((path, found)) => Err(StoreError::HoldsRun { path: path.to_path_buf(), found }),
+    }
+}
+
+/// A file, or a folder with something in it.
+fn holds(path: &Path) -> bool {
+    match fs::read_dir(path) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(_) => fs::symlink_metadata(path).is_ok(),
+    }
+}
+
+/// The system releases the lock when the process ends, however it ends.
+fn lock(root: &Path) -> Result<File, StoreError> {
+    let path = root.join(LOCK);
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(false).open(&path).at("create", &path)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::WouldBlock) => {
+            let mut pid = String::new();
+            let read = file.read_to_string(&mut pid);
+            let pid = if read.is_ok() && !pid.is_empty() { pid } else { "(unknown)".into() };
+            return Err(StoreError::InUse { path: root.to_path_buf(), pid });
+        }
+        Err(fs::TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {
+            tracing::warn!(
+                "{} cannot be locked: this file system has no locks; use it from one process only",
+                root.display()
+            );
+        }
+        Err(fs::TryLockError::Error(e)) => return Err(e).at("lock", &path),
+    }
+    file.set_len(0).at("write", &path)?;
+    file.rewind().at("write", &path)?;
+    file.write_all(std::process::id().to_string().as_bytes()).at("write", &path)?;
+    Ok(file)
+}
+
+/// A name in `dir` that nothing has yet: `name`, `name.1`, ...
+fn vacant(dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
+    files::create_dir(dir)?;
+    let mut path = dir.join(name);
+    let mut n = 0;
+    while fs::symlink_metadata(&path).is_ok() {
+        n += 1;
+        path = dir.join(format!("{name}.{n}"));
+    }
+    Ok(path)
+}
