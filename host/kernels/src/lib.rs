@@ -1,1 +1,30 @@
-//! Fused decoder operations with hand-written backward passes.
+//! Fused decoder operations with hand-written backward passes, in f32 on the CPU.
+//!
+//! Pure functions over slices: the decoder over packed documents and its gradient, the language-model head, key/value
+//! caches. Must not know where weights live, files, or anything about reinforcement learning.
+//!
+//! # Exactness
+//! What is computed for a token depends on its own document's prefix only, bit for bit: not on what else is in the
+//! batch, on how the document was cut into calls, on the number of threads, or on whether it ran through [`forward()`]
+//! or [`extend`]. Every product is a chain of fused multiply-adds in ascending order, every reduction has a fixed shape.
+//! Gradients are summed in a fixed order too. Different processors may give different bits; one process never does.
+
+mod attention;
+mod backward;
+mod cache;
+mod forward;
+mod gemm;
+mod head;
+mod micro;
+mod rows;
+mod shared;
+mod simd;
+mod weights;
+
+pub use backward::backward;
+pub use cache::{ExtendItem, KvCache, extend};
+pub use forward::{Activations, forward};
+pub use gemm::{gemm_nn, gemm_nt, gemm_tn_acc};
+pub use head::{HeadStats, RowLogProb, head_backward, head_stats, log_softmax_at};
+pub use simd::{Isa, isa};
+pub use weights::{Dims, Grads, KernelError, LayerGrads, LayerView, Rope, WeightsView};

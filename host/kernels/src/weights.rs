@@ -1,0 +1,377 @@
+//! Borrowed weights of a decoder and its dimensions, and gradients of the same structure.
+//!
+//! Owns shapes, names and their checks. Must not know where weights come from or what optimises them.
+
+use rayon::prelude::*;
+use thiserror::Error;
+
+/// Sizes and variants of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dims {
+    /// Decoder layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head; even.
+    pub head_dim: usize,
+    /// Width of the feed-forward block.
+    pub ffn: usize,
+    /// Rows of the embedding and of the head.
+    pub vocab: usize,
+    /// Added to the mean square in every RMSNorm.
+    pub norm_eps: f32,
+    /// RMSNorm over each query and key head before rotation (Qwen3).
+    pub qk_norm: bool,
+    /// Bias on the query, key and value projections (Qwen2).
+    pub qkv_bias: bool,
+    /// The head shares the embedding's weights.
+    pub tied: bool,
+}
+
+impl Dims {
+    /// Width of the concatenated queries.
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Width of the concatenated keys (or values).
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Trainable parameters.
+    pub fn parameters(&self) -> usize {
+        let (q, kv) = (self.q_width(), self.kv_width());
+        let mut layer = 2 * self.hidden + self.hidden * (2 * q + 2 * kv) + 3 * self.hidden * self.ffn;
+        layer += if self.qkv_bias { q + 2 * kv } else { 0 };
+        layer += if self.qk_norm { 2 * self.head_dim } else { 0 };
+        let tables = if self.tied { 1 } else { 2 };
+        self.layers * layer + tables * self.vocab * self.hidden + self.hidden
+    }
+}
+
+/// Rotary position embedding in the rotate-half convention of Hugging Face.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Radians per position, one for each pair; `head_dim / 2` of them.
+    pub inv_freq: Vec<f32>,
+    /// Factor on cosine and sine (1 unless the scaling variant says otherwise).
+    pub attention_factor: f32,
+}
+
+/// Weights of one layer, row-major [out, in] as Hugging Face stores them.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerView<'a> {
+    /// `input_layernorm` [hidden].
+    pub input_norm: &'a [f32],
+    /// `q_proj` [heads · head_dim, hidden].
+    pub q: &'a [f32],
+    /// `k_proj` [kv_heads · head_dim, hidden].
+    pub k: &'a [f32],
+    /// `v_proj` [kv_heads · head_dim, hidden].
+    pub v: &'a [f32],
+    /// `o_proj` [hidden, heads · head_dim].
+    pub o: &'a [f32],
+    /// Bias of `q_proj`, present iff `qkv_bias`.
+    pub q_bias: Option<&'a [f32]>,
+    /// Bias of `k_proj`, present iff `qkv_bias`.
+    pub k_bias: Option<&'a [f32]>,
+    /// Bias of `v_proj`, present iff `qkv_bias`.
+    pub v_bias: Option<&'a [f32]>,
+    /// `q_norm` [head_dim], present iff `qk_norm`.
+    pub q_norm: Option<&'a [f32]>,
+    /// `k_norm` [head_dim], present iff `qk_norm`.
+    pub k_norm: Option<&'a [f32]>,
+    /// `post_attention_layernorm` [hidden].
+    pub post_norm: &'a [f32],
+    /// `gate_proj` [ffn, hidden].
+    pub gate: &'a [f32],
+    /// `up_proj` [ffn, hidden].
+    pub up: &'a [f32],
+    /// `down_proj` [hidden, ffn].
+    pub down: &'a [f32],
+}
+
+/// Weights of a whole decoder.
+#[derive(Clone, Debug)]
+pub struct WeightsView<'a> {
+    /// Sizes that all slices follow.
+    pub dims: &'a Dims,
+    /// Position embedding.
+    pub rope: &'a Rope,
+    /// `embed_tokens` [vocab, hidden].
+    pub embed: &'a [f32],
+    /// Layers, first to last.
+    pub layers: Vec<LayerView<'a>>,
+    /// `norm` [hidden].
+    pub final_norm: &'a [f32],
+    /// `lm_head` [vocab, hidden]; `None` iff tied to the embedding.
+    pub lm_head: Option<&'a [f32]>,
+}
+
+/// What can be wrong with a set of weights.
+#[derive(Debug, Error, PartialEq)]
+pub enum KernelError {
+    /// A dimension breaks a rule.
+    #[error("dimensions {dims:?}: {rule}")]
+    Dims {
+        /// The offending dimensions.
+        dims: Box<Dims>,
+        /// The rule that they break.
+        rule: &'static str,
+    },
+    /// A slice has the wrong length.
+    #[error("weight `{name}` has {got} elements, its shape needs {want}")]
+    Length {
+        /// Parameter name as Hugging Face spells it.
+        name: String,
+        /// Elements given.
+        got: usize,
+        /// Elements needed.
+        want: usize,
+    },
+    /// An optional weight is there but should not be, or the other way round.
+    #[error("weight `{name}` is {}, but the dimensions say otherwise", if *present { "present" } else { "missing" })]
+    Presence {
+        /// Parameter name as Hugging Face spells it.
+        name: String,
+        /// Whether it was given.
+        present: bool,
+    },
+}
+
+impl<'a> WeightsView<'a> {
+    /// The head's matrix [vocab, hidden].
+    pub fn head(&self) -> &'a [f32] {
+        self.lm_head.unwrap_or(self.embed)
+    }
+
+    /// Checks every length and presence against the dimensions. The other functions of this crate take weights that
+    /// pass and panic or misread none; call it once when weights are taken in.
+    ///
+    /// # Errors
+    /// The first weight that does not fit.
+    pub fn validate(&self) -> Result<(), KernelError> {
+        let d = self.dims;
+        let rule = if [d.hidden, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab].contains(&0) {
+            Some("every size must be at least 1")
+        } else if d.heads % d.kv_heads != 0 {
+            Some("heads must be a multiple of kv_heads")
+        } else if d.head_dim % 2 != 0 {
+            Some("head_dim must be even")
+        } else if self.rope.inv_freq.len() != d.head_dim / 2 {
+            Some("the rope must have head_dim / 2 frequencies")
+        } else if self.layers.len() != d.layers {
+            Some("layers must equal the number of layers given")
+        } else {
+            None
+        };
+        if let Some(rule) = rule {
+            return Err(KernelError::Dims { dims: Box::new(d.clone()), rule });
+        }
+        let check = |name: &str, given: Option<&[f32]>, want: Option<usize>| match (given, want) {
+            (Some(g), Some(w)) if g.len() == w => Ok(()),
+            (Some(g), Some(w)) => Err(KernelError::Length { name: name.to_owned(), got: g.len(), want: w }),
+            (None, None) => Ok(()),
+            (g, _) => Err(KernelError::Presence { name: name.to_owned(), present: g.is_some() }),
+        };
+        let shapes = shapes(d);
+        let mut given: Vec<Option<&[f32]>> = vec![Some(self.embed)];
+        for l in &self.layers {
+            given.extend([
+                Some(l.input_norm),
+                Some(l.q),
+                Some(l.k),
+                Some(l.v),
+                Some(l.o),
+                l.q_bias,
+                l.k_bias,
+                l.v_bias,
+            ]);
+            given.extend([l.q_norm, l.k_norm, Some(l.post_norm), Some(l.gate), Some(l.up), Some(l.down)]);
+        }
+        given.extend([Some(self.final_norm), self.lm_head]);
+        shapes.iter().zip(given).try_for_each(|((name, want), g)| check(name, g, *want))
+    }
+}
+
+/// Name and length of every parameter slot in the order of [`Grads::iter_mut`]; `None` where the variant has none.
+fn shapes(d: &Dims) -> Vec<(String, Option<usize>)> {
+    let (h, q, kv) = (d.hidden, d.q_width(), d.kv_width());
+    let bias = |n| d.qkv_bias.then_some(n);
+    let norm = d.qk_norm.then_some(d.head_dim);
+    let mut out = vec![("model.embed_tokens.weight".to_owned(), Some(d.vocab * h))];
+    for i in 0..d.layers {
+        let slots = [
+            ("input_layernorm.weight", Some(h)),
+            ("self_attn.q_proj.weight", Some(q * h)),
+            ("self_attn.k_proj.weight", Some(kv * h)),
+            ("self_attn.v_proj.weight", Some(kv * h)),
+            ("self_attn.o_proj.weight", Some(h * q)),
+            ("self_attn.q_proj.bias", bias(q)),
+            ("self_attn.k_proj.bias", bias(kv)),
+            ("self_attn.v_proj.bias", bias(kv)),
+            ("self_attn.q_norm.weight", norm),
+            ("self_attn.k_norm.weight", norm),
+            ("post_attention_layernorm.weight", Some(h)),
+            ("mlp.gate_proj.weight", Some(d.ffn * h)),
+            ("mlp.up_proj.weight", Some(d.ffn * h)),
+            ("mlp.down_proj.weight", Some(h * d.ffn)),
+        ];
+        out.extend(slots.map(|(name, len)| (format!("model.layers.{i}.{name}"), len)));
+    }
+    out.push(("model.norm.weight".to_owned(), Some(h)));
+    out.push(("lm_head.weight".to_owned(), (!d.tied).then_some(d.vocab * h)));
+    out
+}
+
+/// Gradients of one layer, each shaped as its weight in [`LayerView`].
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct LayerGrads {
+    pub input_norm: Vec<f32>,
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub o: Vec<f32>,
+    pub q_bias: Option<Vec<f32>>,
+    pub k_bias: Option<Vec<f32>>,
+    pub v_bias: Option<Vec<f32>>,
+    pub q_norm: Option<Vec<f32>>,
+    pub k_norm: Option<Vec<f32>>,
+    pub post_norm: Vec<f32>,
+    pub gate: Vec<f32>,
+    pub up: Vec<f32>,
+    pub down: Vec<f32>,
+}
+
+/// Gradients of a whole decoder, owned.
+#[derive(Clone, Debug)]
+pub struct Grads {
+    /// Of the embedding; holds the head's gradient too when tied.
+    pub embed: Vec<f32>,
+    /// Of the layers, first to last.
+    pub layers: Vec<LayerGrads>,
+    /// Of the final norm.
+    pub final_norm: Vec<f32>,
+    /// Of the head, unless tied.
+    pub lm_head: Option<Vec<f32>>,
+}
+
+/// Elements per partial sum of [`Grads::norm`]; fixed, so that the norm's bits do not depend on threads.
+const NORM_CHUNK: usize = 1 << 14;
+
+impl Grads {
+    /// All zero, in the shape of `dims`.
+    pub fn zeros(dims: &Dims) -> Self {
+        let mut slots = shapes(dims).into_iter().map(|(_, len)| len.map(|n| vec![0.0f32; n]));
+        let mut next = || slots.next().flatten();
+        let embed = next().unwrap_or_default();
+        let layers = (0..dims.layers)
+            .map(|_| LayerGrads {
+                input_norm: next().unwrap_or_default(),
+                q: next().unwrap_or_default(),
+                k: next().unwrap_or_default(),
+                v: next().unwrap_or_default(),
+                o: next().unwrap_or_default(),
+                q_bias: next(),
+                k_bias: next(),
+                v_bias: next(),
+                q_norm: next(),
+                k_norm: next(),
+                post_norm: next().unwrap_or_default(),
+                gate: next().unwrap_or_default(),
+                up: next().unwrap_or_default(),
+                down: next().unwrap_or_default(),
+            })
+            .collect();
+        let final_norm = next().unwrap_or_default();
+        let lm_head = next();
+        Self { embed, layers, final_norm, lm_head }
+    }
+
+    /// Every gradient with its Hugging Face parameter name, in a fixed order.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (String, &mut Vec<f32>)> {
+        let mut out: Vec<(String, &mut Vec<f32>)> = vec![("model.embed_tokens.weight".to_owned(), &mut self.embed)];
+        for (i, l) in self.layers.iter_mut().enumerate() {
+            let slots = [
+                ("input_layernorm.weight", Some(&mut l.input_norm)),
+                ("self_attn.q_proj.weight", Some(&mut l.q)),
+                ("self_attn.k_proj.weight", Some(&mut l.k)),
+                ("self_attn.v_proj.weight", Some(&mut l.v)),
+                ("self_attn.o_proj.weight", Some(&mut l.o)),
+                ("self_attn.q_proj.bias", l.q_bias.as_mut()),
+                ("self_attn.k_proj.bias", l.k_bias.as_mut()),
+                ("self_attn.v_proj.bias", l.v_bias.as_mut()),
+                ("self_attn.q_norm.weight", l.q_norm.as_mut()),
+                ("self_attn.k_norm.weight", l.k_norm.as_mut()),
+                ("post_attention_layernorm.weight", Some(&mut l.post_norm)),
+                ("mlp.gate_proj.weight", Some(&mut l.gate)),
+                ("mlp.up_proj.weight", Some(&mut l.up)),
+                ("mlp.down_proj.weight", Some(&mut l.down)),
+            ];
+            out.extend(slots.into_iter().filter_map(|(n, s)| s.map(|s| (format!("model.layers.{i}.{n}"), s))));
+        }
+        out.push(("model.norm.weight".to_owned(), &mut self.final_norm));
+        out.extend(self.lm_head.as_mut().map(|s| ("lm_head.weight".to_owned(), s)));
+        out.into_iter()
+    }
+
+    fn slices(&self) -> Vec<&[f32]> {
+        let mut out: Vec<&[f32]> = vec![&self.embed];
+        for l in &self.layers {
+            out.extend([&l.input_norm, &l.q, &l.k, &l.v, &l.o].map(|v| v.as_slice()));
+            out.extend(
+                [&l.q_bias, &l.k_bias, &l.v_bias, &l.q_norm, &l.k_norm].into_iter().flatten().map(|v| v.as_slice()),
+            );
+            out.extend([&l.post_norm, &l.gate, &l.up, &l.down].map(|v| v.as_slice()));
+        }
+        out.push(&self.final_norm);
+        out.extend(self.lm_head.as_deref());
+        out
+    }
+
+    /// Sets every gradient to zero, keeping the memory.
+    pub fn zero(&mut self) {
+        self.iter_mut().for_each(|(_, g)| g.par_chunks_mut(NORM_CHUNK).for_each(|c| c.fill(0.0)));
+    }
+
+    /// Multiplies every gradient.
+    pub fn scale(&mut self, factor: f32) {
+        self.iter_mut()
+            .for_each(|(_, g)| g.par_chunks_mut(NORM_CHUNK).for_each(|c| c.iter_mut().for_each(|x| *x *= factor)));
+    }
+
+    /// Euclidean norm of all gradients together: squares summed in double precision in a fixed order.
+    pub fn norm(&self) -> f64 {
+        let partial = |chunk: &[f32]| {
+            let mut lanes = [0.0f64; 8];
+            for (i, x) in chunk.iter().enumerate() {
+                lanes[i % 8] += f64::from(*x) * f64::from(*x);
+            }
+            lanes.iter().sum::<f64>()
+        };
+        let sum = |g: &[f32]| g.par_chunks(NORM_CHUNK).map(partial).collect::<Vec<f64>>().iter().sum::<f64>();
+        self.slices().into_iter().map(sum).sum::<f64>().sqrt()
+    }
+
+    /// How many gradient elements are exactly zero.
+    pub fn zeros_count(&self) -> usize {
+        let count = |c: &[f32]| c.iter().filter(|x| **x == 0.0).count();
+        self.slices().into_iter().map(|g| g.par_chunks(NORM_CHUNK).map(count).sum::<usize>()).sum()
+    }
+
+    /// Number of gradient elements.
+    pub fn len(&self) -> usize {
+        self.slices().iter().map(|g| g.len()).sum()
+    }
+
+    /// Whether there is no element at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
