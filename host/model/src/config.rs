@@ -179,8 +179,8 @@ impl Keys<'_> {
             return Err(self.error("model_type", format!("is missing; supported are {listed}")));
         };
         let family = Family::ALL.into_iter().find(|f| value.as_str() == Some(f.model_type()));
-        let family =
-            family.ok_or_else(|| self.error("model_type", format!("is {value}, which is not supported ({listed} are)")))?;
+        let family = family
+            .ok_or_else(|| self.error("model_type", format!("is {value}, which is not supported ({listed} are)")))?;
         if let Some(Value::Array(names)) = self.get("architectures")
             && !names.is_empty()
             && !names.iter().any(|n| n.as_str() == Some(family.architecture()))
@@ -239,5 +239,97 @@ impl Keys<'_> {
             Some(Value::Bool(b)) => Ok(*b),
             Some(value) => Err(self.error(key, format!("is {value}, must be true or false"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RopeScaling;
+    use serde_json::json;
+
+    fn parse(edit: impl FnOnce(&mut Map<String, Value>)) -> Result<ModelConfig, ModelError> {
+        let mut value = json!({
+            "model_type": "llama", "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "rope_theta": 1e4,
+        });
+        edit(value.as_object_mut().unwrap());
+        ModelConfig::parse(&value.to_string(), Path::new("m/config.json"))
+    }
+
+    fn error(edit: impl FnOnce(&mut Map<String, Value>)) -> String {
+        parse(edit).unwrap_err().to_string()
+    }
+
+    fn set(key: &'static str, value: Value) -> impl FnOnce(&mut Map<String, Value>) {
+        move |c| drop(c.insert(key.into(), value))
+    }
+
+    #[test]
+    fn defaults_are_those_of_transformers() {
+        let c = parse(|_| ()).unwrap();
+        assert_eq!((c.head_dim, c.tied, c.norm_eps, c.max_position_embeddings), (4, false, 1e-6, 2048));
+        let c = parse(set("model_type", json!("qwen3"))).unwrap();
+        assert_eq!((c.head_dim, c.qk_norm(), c.qkv_bias(), c.max_position_embeddings), (128, true, false, 32_768));
+        assert!(parse(set("model_type", json!("qwen2"))).unwrap().qkv_bias());
+        assert_eq!(parse(|c| drop(c.remove("num_key_value_heads"))).unwrap().kv_heads, 4);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_key() {
+        let text = error(set("model_type", json!("gemma2")));
+        assert_eq!(
+            text,
+            "`m/config.json`: key `model_type` is \"gemma2\", which is not supported (qwen3, qwen2, llama are)"
+        );
+        for (key, value, want) in [
+            ("hidden_size", json!(null), "key `hidden_size` is missing"),
+            ("vocab_size", json!(0), "key `vocab_size` is 0, must be a whole number above 0"),
+            ("num_key_value_heads", json!(3), "must divide 4 query heads"),
+            ("head_dim", json!(5), "is 5, must be even"),
+            ("hidden_act", json!("gelu"), "only \"silu\" is supported"),
+            ("attention_bias", json!(true), "key `attention_bias` is true, which is not supported"),
+            ("use_sliding_window", json!(true), "key `use_sliding_window` is true"),
+            ("layer_types", json!(["sliding_attention"]), "only \"full_attention\" is supported"),
+            ("architectures", json!(["LlamaForSequenceClassification"]), "a language model has LlamaForCausalLM"),
+            ("quantization_config", json!({"quant_method": "gptq"}), "quantised weights cannot be trained"),
+            ("tie_word_embeddings", json!("yes"), "must be true or false"),
+            ("rms_norm_eps", json!(-1), "must be a number above 0"),
+            ("rope_theta", json!(0), "key `rope_theta` is 0, must be above 0"),
+            (
+                "rope_scaling",
+                json!({"type": "dynamic", "factor": 2.0}),
+                "supported are default, linear, llama3 and yarn",
+            ),
+            ("rope_scaling", json!({"rope_type": "linear"}), "key `rope_scaling.factor` is missing"),
+            ("rope_parameters", json!({"rope_type": "longrope"}), "key `rope_parameters.rope_type` is \"longrope\""),
+            ("partial_rotary_factor", json!(0.5), "key `partial_rotary_factor` is not supported, only 1.0 is"),
+        ] {
+            let text = error(set(key, value));
+            assert!(text.contains(want), "{text}");
+        }
+        let parse = |text: &str| ModelConfig::parse(text, Path::new("c.json")).unwrap_err().to_string();
+        assert!(parse("[]").contains("must be a JSON object"));
+        assert!(parse("{").starts_with("`c.json` is not valid"));
+    }
+
+    #[test]
+    fn older_and_newer_files_spell_the_same_rotary_embedding() {
+        let old = parse(|c| {
+            c.insert("rope_theta".into(), json!(5e5));
+            let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+                "original_max_position_embeddings": 64});
+            c.insert("rope_scaling".into(), llama3);
+        });
+        let new = parse(|c| {
+            c.remove("rope_theta");
+            let llama3 = json!({"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64});
+            c.insert("rope_parameters".into(), llama3);
+        });
+        assert_eq!(old.unwrap().rope, new.unwrap().rope);
+        let plain = parse(set("rope_scaling", Value::Null)).unwrap().rope;
+        assert_eq!(plain, RopeConfig { theta: 1e4, scaling: RopeScaling::Default });
+        assert_eq!(plain.frequencies(4), (vec![1.0, 0.01], 1.0));
     }
 }

@@ -31,8 +31,9 @@ impl Device {
     pub fn open(self) -> Result<burn::tensor::Device, ModelError> {
         match self {
             Device::Cpu => Ok(burn::tensor::Device::flex()),
-            Device::Cuda(index) => open_cuda(index)
-                .map_err(|reason| ModelError::Device { device: self.to_string(), reason }),
+            Device::Cuda(index) => {
+                open_cuda(index).map_err(|reason| ModelError::Device { device: self.to_string(), reason })
+            }
         }
     }
 }

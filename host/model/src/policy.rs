@@ -1,7 +1,7 @@
 //! What inference and the trainer see of a model: [`Snapshot`] to sample from, [`Learner`] to train. Owns their terms
 //! and the shift between tokens and the rows that predict them; must not know losses, sampling or optimisers.
 
-use crate::{Decoder, ModelConfig, ModelError, reference};
+use crate::{Decoder, ModelConfig, ModelError, fast, reference};
 use burn::optim::GradientsParams;
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -51,6 +51,7 @@ pub struct Cache(pub(crate) CacheKind);
 
 #[derive(Clone)]
 pub(crate) enum CacheKind {
+    Fast(fast::Kv),
     Reference(reference::Kv),
 }
 
@@ -58,6 +59,7 @@ impl Cache {
     /// Tokens held.
     pub fn len(&self) -> usize {
         match &self.0 {
+            CacheKind::Fast(kv) => kv.len(),
             CacheKind::Reference(kv) => kv.len(),
         }
     }
@@ -175,7 +177,8 @@ impl Learner {
     pub fn new(decoder: Decoder, kernels: Kernels, head_chunk: usize) -> Result<Learner, ModelError> {
         let head_chunk = head_chunk.max(1);
         let passes: Box<dyn Passes> = match kernels {
-            Kernels::Fast | Kernels::Reference => Box::new(reference::ReferencePasses::new(head_chunk)),
+            Kernels::Fast => Box::new(fast::FastPasses::new(&decoder, head_chunk)?),
+            Kernels::Reference => Box::new(reference::ReferencePasses::new(head_chunk)),
         };
         Ok(Learner { decoder, kernels, passes, last: None })
     }
@@ -190,10 +193,8 @@ impl Learner {
         let rows = Rows::new(batch);
         let (logprobs, entropy) = self.passes.forward(&self.decoder, batch, &rows)?;
         let uniform = (self.decoder.config().vocab_size as f32).ln();
-        let stats = TokenStats {
-            logprobs: rows.to_tokens(&logprobs, -uniform),
-            entropy: rows.to_tokens(&entropy, uniform),
-        };
+        let stats =
+            TokenStats { logprobs: rows.to_tokens(&logprobs, -uniform), entropy: rows.to_tokens(&entropy, uniform) };
         self.last = Some(rows);
         Ok(stats)
     }
@@ -244,14 +245,14 @@ impl Learner {
         self.passes.zero_ratio()
     }
 
-    /// Lets `step` make the next weights out of the present ones and the gradients, which are 0 afterwards. Snapshots
-    /// keep the weights they were taken of.
+    /// Lets `step` make the next weights out of the present ones and the gradients, which are 0 afterwards; every
+    /// parameter has one. Snapshots keep the weights they were taken of.
     pub fn update(&mut self, step: impl FnOnce(Decoder, GradientsParams) -> Decoder) {
         use burn::module::Module;
         self.last = None;
         let grads = self.passes.take(&self.decoder);
-        // An optimiser may hand its result back as part of an autodiff graph.
-        self.decoder = step(self.decoder.clone(), grads).valid();
+        // burn's optimisers want parameters that are leaves of a graph; ours never are.
+        self.decoder = step(self.decoder.clone().train(), grads).valid();
     }
 
     /// The present weights, to sample from.
@@ -275,7 +276,8 @@ impl Decoder {
     /// The fast kernels and a device other than the CPU.
     pub fn snapshot(&self, kernels: Kernels) -> Result<Arc<dyn Snapshot>, ModelError> {
         Ok(match kernels {
-            Kernels::Fast | Kernels::Reference => Arc::new(reference::ReferenceSnapshot::new(self)),
+            Kernels::Fast => Arc::new(fast::FastSnapshot::new(self)?),
+            Kernels::Reference => Arc::new(reference::ReferenceSnapshot::new(self)),
         })
     }
 }

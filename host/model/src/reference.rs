@@ -52,7 +52,9 @@ impl Snapshot for ReferenceSnapshot {
         let mut lens = Vec::new();
         let mut pasts = Vec::new();
         for item in batch.iter() {
-            let CacheKind::Reference(kv) = &item.cache.0;
+            let CacheKind::Reference(kv) = &item.cache.0 else {
+                return Err(ModelError::Input("a cache of the fast kernels given to the reference ones".into()));
+            };
             if kv.len > 0 && kv.layers.len() != layers {
                 return Err(ModelError::Input(format!("a cache of {} layers for {layers}", kv.layers.len())));
             }

@@ -59,23 +59,20 @@ impl RopeConfig {
     /// # Errors
     /// A variant that is not supported, or one of its numbers missing, each by key.
     pub(crate) fn parse(raw: &Map<String, Value>, path: &Path, max_positions: usize) -> Result<Self, ModelError> {
+        let top = Section { path, name: "", map: raw };
+        top.refuse_partial()?;
         let present = |key: &'static str| raw.get(key).filter(|v| !v.is_null()).map(|v| (key, v));
         let Some((section, value)) = present("rope_parameters").or_else(|| present("rope_scaling")) else {
-            let theta = Section { path, name: "", map: raw }.number("rope_theta")?.unwrap_or(10_000.0);
+            let theta = top.number("rope_theta")?.unwrap_or(10_000.0);
             return RopeConfig { theta, scaling: RopeScaling::Default }.check(path);
         };
         let map = value.as_object().ok_or_else(|| ModelError::config(path, section, "must be an object"))?;
         let s = Section { path, name: section, map };
-        let top = Section { path, name: "", map: raw };
+        s.refuse_partial()?;
         let theta = match s.number("rope_theta")? {
             Some(theta) => theta,
             None => top.number("rope_theta")?.unwrap_or(10_000.0),
         };
-        for partial in [s.number("partial_rotary_factor")?, top.number("partial_rotary_factor")?] {
-            if partial.is_some_and(|p| p != 1.0) {
-                return Err(ModelError::config(path, "partial_rotary_factor", "is not supported, only 1.0 is"));
-            }
-        }
         let kind = map.get("rope_type").or_else(|| map.get("type"));
         let scaling = match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => RopeScaling::Default,
@@ -84,9 +81,7 @@ impl RopeConfig {
                 factor: s.required("factor")?,
                 low_freq_factor: s.required("low_freq_factor")?,
                 high_freq_factor: s.required("high_freq_factor")?,
-                original_context: s
-                    .number("original_max_position_embeddings")?
-                    .unwrap_or(max_positions as f64),
+                original_context: s.number("original_max_position_embeddings")?.unwrap_or(max_positions as f64),
             },
             Some("yarn") => s.yarn(max_positions)?,
             _ => {
@@ -127,8 +122,8 @@ impl RopeConfig {
                     } else if wavelength > original_context / low_freq_factor {
                         f / factor
                     } else {
-                        let smooth = (original_context / wavelength - low_freq_factor)
-                            / (high_freq_factor - low_freq_factor);
+                        let smooth =
+                            (original_context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                         (1.0 - smooth) * f / factor + smooth * f
                     }
                 })
@@ -179,13 +174,20 @@ impl Section<'_> {
         }
     }
 
+    fn refuse_partial(&self) -> Result<(), ModelError> {
+        let key = "partial_rotary_factor";
+        match self.number(key)? {
+            None | Some(1.0) => Ok(()),
+            Some(_) => Err(ModelError::config(self.path, self.key(key), "is not supported, only 1.0 is")),
+        }
+    }
+
     fn required(&self, key: &str) -> Result<f64, ModelError> {
         self.number(key)?.ok_or_else(|| ModelError::config(self.path, self.key(key), "is missing"))
     }
 
     fn yarn(&self, max_positions: usize) -> Result<RopeScaling, ModelError> {
-        let original_context =
-            self.number("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
+        let original_context = self.number("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
         let factor = self.number("factor")?.unwrap_or(max_positions as f64 / original_context);
         let stretch = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor = match self.number("attention_factor")? {

@@ -163,11 +163,5 @@ fn rotate(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
     let half = x.dims()[2] / 2;
     let (a, b) = (x.clone().narrow(2, 0, half), x.narrow(2, half, half));
     let (cos, sin) = (&rotation.cos, &rotation.sin);
-    Tensor::cat(
-        vec![
-            a.clone() * cos.clone() - b.clone() * sin.clone(),
-            b * cos.clone() + a * sin.clone(),
-        ],
-        2,
-    )
+    Tensor::cat(vec![a.clone() * cos.clone() - b.clone() * sin.clone(), b * cos.clone() + a * sin.clone()], 2)
 }

@@ -1,0 +1,270 @@
+//! The kernels of prl-kernels over the module's own buffers. Owns the borrowing: parameters are read where burn keeps
+//! them and gradients move into burn without a copy; must not compute anything itself.
+
+use crate::policy::{CacheKind, Passes, Rows, check_ids, inverse};
+use crate::{Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot};
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Tensor, TensorData};
+use prl_kernels::{Activations, Dims, ExtendItem, Grads, HeadStats, KvCache, LayerView, Rope, WeightsView};
+use prl_types::TokenId;
+use std::sync::Arc;
+
+/// A decoder's parameters, shared with its tensors and kept alive by this.
+#[derive(Clone)]
+struct Weights {
+    dims: Dims,
+    rope: Rope,
+    /// In the order of [`crate::names::parameters`], contiguous f32.
+    tensors: Vec<FlexTensor>,
+}
+
+fn dims(config: &ModelConfig) -> Dims {
+    Dims {
+        layers: config.layers,
+        hidden: config.hidden_size,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        ffn: config.intermediate_size,
+        vocab: config.vocab_size,
+        norm_eps: config.norm_eps,
+        qk_norm: config.qk_norm(),
+        qkv_bias: config.qkv_bias(),
+        tied: config.tied,
+    }
+}
+
+impl Weights {
+    fn new(decoder: &Decoder) -> Result<Weights, ModelError> {
+        let config = decoder.config();
+        let (inv_freq, attention_factor) = config.rope.frequencies(config.head_dim);
+        let tensors = decoder
+            .parameters()
+            .into_iter()
+            .map(|p| match p {
+                ParamRef::Vector(p) => contiguous(p.val()),
+                ParamRef::Matrix(p) => contiguous(p.val()),
+            })
+            .collect::<Result<_, _>>()?;
+        let weights = Weights { dims: dims(config), rope: Rope { inv_freq, attention_factor }, tensors };
+        weights.view().validate().map_err(ModelError::execution)?;
+        Ok(weights)
+    }
+
+    fn view(&self) -> WeightsView<'_> {
+        let mut slices = self.tensors.iter().map(|t| t.as_slice::<f32>().unwrap_or_default());
+        let mut next = || slices.next().unwrap_or_default();
+        let (bias, norm) = (self.dims.qkv_bias, self.dims.qk_norm);
+        let embed = next();
+        let layers = (0..self.dims.layers)
+            .map(|_| LayerView {
+                input_norm: next(),
+                q: next(),
+                k: next(),
+                v: next(),
+                o: next(),
+                q_bias: bias.then(&mut next),
+                k_bias: bias.then(&mut next),
+                v_bias: bias.then(&mut next),
+                q_norm: norm.then(&mut next),
+                k_norm: norm.then(&mut next),
+                post_norm: next(),
+                gate: next(),
+                up: next(),
+                down: next(),
+            })
+            .collect();
+        let final_norm = next();
+        let lm_head = (!self.dims.tied).then(next);
+        WeightsView { dims: &self.dims, rope: &self.rope, embed, layers, final_norm, lm_head }
+    }
+}
+
+/// The tensor's buffer itself if it is a contiguous f32 one, else a contiguous copy.
+fn contiguous<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor, ModelError> {
+    let device = format!("{:?}", tensor.device());
+    let flex = tensor.try_into_primitive::<Flex>().map_err(|_| ModelError::Device {
+        device,
+        reason: "the fast kernels run on the CPU only; use the reference kernels on other devices".into(),
+    })?;
+    Ok(if flex.as_slice::<f32>().is_some() { flex } else { flex.to_contiguous() })
+}
+
+/// Keys and values of one sequence, and the model they are of.
+#[derive(Clone)]
+pub(crate) struct Kv {
+    cache: KvCache,
+    /// Layers, key/value heads, head width.
+    shape: [usize; 3],
+}
+
+impl Kv {
+    pub(crate) fn len(&self) -> usize {
+        self.cache.len()
+    }
+}
+
+fn cache_shape(dims: &Dims) -> [usize; 3] {
+    [dims.layers, dims.kv_heads, dims.head_dim]
+}
+
+/// Weights to sample from.
+pub(crate) struct FastSnapshot {
+    config: Arc<ModelConfig>,
+    weights: Weights,
+}
+
+impl FastSnapshot {
+    pub(crate) fn new(decoder: &Decoder) -> Result<Self, ModelError> {
+        Ok(FastSnapshot { config: decoder.config().clone(), weights: Weights::new(decoder)? })
+    }
+}
+
+impl Snapshot for FastSnapshot {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn new_cache(&self) -> Cache {
+        let dims = &self.weights.dims;
+        Cache(CacheKind::Fast(Kv { cache: KvCache::new(dims), shape: cache_shape(dims) }))
+    }
+
+    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<f32>, ModelError> {
+        let mut items = Vec::with_capacity(batch.len());
+        for item in batch {
+            let CacheKind::Fast(Kv { cache, shape }) = &mut item.cache.0 else {
+                return Err(ModelError::Input("a cache of the reference kernels given to the fast ones".into()));
+            };
+            if *shape != cache_shape(&self.weights.dims) {
+                return Err(ModelError::Input("a cache of another model".into()));
+            }
+            if item.ids.is_empty() {
+                return Err(ModelError::Input("a sequence without new tokens".into()));
+            }
+            check_ids(item.ids, &self.config)?;
+            items.push(ExtendItem { cache, ids: item.ids, want_logits: item.want_logits });
+        }
+        Ok(prl_kernels::extend(&self.weights.view(), &mut items))
+    }
+
+    fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {
+        prl_kernels::log_softmax_at(logits, inverse(temperature), id).logprob
+    }
+}
+
+/// What backward needs of the last forward.
+struct Tape {
+    weights: Weights,
+    activations: Activations,
+    stats: HeadStats,
+}
+
+/// Forward and backward passes with the fused kernels.
+pub(crate) struct FastPasses {
+    dims: Dims,
+    head_chunk: usize,
+    grads: Grads,
+    tape: Option<Tape>,
+}
+
+impl FastPasses {
+    pub(crate) fn new(decoder: &Decoder, head_chunk: usize) -> Result<Self, ModelError> {
+        let dims = Weights::new(decoder)?.dims;
+        Ok(FastPasses { grads: Grads::zeros(&dims), dims, head_chunk, tape: None })
+    }
+}
+
+impl Passes for FastPasses {
+    fn forward(&mut self, decoder: &Decoder, batch: &Packed, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
+        self.tape = None;
+        let weights = Weights::new(decoder)?;
+        let view = weights.view();
+        let activations = prl_kernels::forward(&view, &batch.ids, &batch.doc_lens);
+        let stats = prl_kernels::head_stats(&view, activations.hidden(), &rows.labels, &rows.inv_temp, self.head_chunk);
+        let out = (stats.logprob.clone(), stats.entropy.clone());
+        self.tape = Some(Tape { weights, activations, stats });
+        Ok(out)
+    }
+
+    fn backward(
+        &mut self,
+        _decoder: &Decoder,
+        rows: &Rows,
+        dlogprob: Vec<f32>,
+        dentropy: Option<Vec<f32>>,
+    ) -> Result<(), ModelError> {
+        let Some(Tape { weights, activations, stats }) = self.tape.take() else {
+            return Err(ModelError::Input("backward needs a forward pass before it".into()));
+        };
+        let view = weights.view();
+        let dhidden = prl_kernels::head_backward(
+            &view,
+            activations.hidden(),
+            &rows.labels,
+            &rows.inv_temp,
+            &stats,
+            &dlogprob,
+            dentropy.as_deref(),
+            self.head_chunk,
+            &mut self.grads,
+        );
+        prl_kernels::backward(&view, activations, &dhidden, &mut self.grads);
+        Ok(())
+    }
+
+    fn norm(&self) -> Result<f64, ModelError> {
+        Ok(self.grads.norm())
+    }
+
+    fn scale(&mut self, factor: f32) {
+        self.grads.scale(factor);
+    }
+
+    fn zero_ratio(&self) -> Result<f64, ModelError> {
+        Ok(self.grads.zeros_count() as f64 / self.grads.len().max(1) as f64)
+    }
+
+    fn zero(&mut self) {
+        self.grads.zero();
+    }
+
+    fn take(&mut self, decoder: &Decoder) -> GradientsParams {
+        self.tape = None;
+        let mut grads = std::mem::replace(&mut self.grads, Grads::zeros(&self.dims));
+        let device = decoder.device();
+        let mut out = GradientsParams::new();
+        for (parameter, (_, values)) in decoder.parameters().into_iter().zip(grads.iter_mut()) {
+            let values = std::mem::take(values);
+            match parameter {
+                ParamRef::Vector(p) => out.register(p.id, tensor::<1>(values, p.val().dims(), &device)),
+                ParamRef::Matrix(p) => out.register(p.id, tensor::<2>(values, p.val().dims(), &device)),
+            }
+        }
+        out
+    }
+}
+
+fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_read_where_burn_keeps_them_and_gradients_move_without_a_copy() {
+        let device = crate::Device::Cpu.open().unwrap();
+        let values = vec![1.0f32; 12];
+        let address = values.as_ptr();
+        let grad = tensor::<2>(values, [3, 4], &device);
+        let flex = contiguous(grad.clone()).unwrap();
+        assert_eq!(flex.as_slice::<f32>().unwrap().as_ptr(), address);
+        // A view in another order is copied, not misread.
+        let turned = contiguous(grad.transpose()).unwrap();
+        assert_eq!(turned.as_slice::<f32>().unwrap().len(), 12);
+    }
+}
