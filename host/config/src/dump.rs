@@ -1,7 +1,8 @@
 //! Writing an effective configuration as TOML that loads to the same configuration.
 //!
-//! Owns the text form: null at its default is left out, null elsewhere is written as `"None"`, and a relative path that
-//! names an existing file is written as an absolute one, because the dump stands in another folder.
+//! Owns the text form: what asks for an action in this one run (`dry_run`, `clean_output_dir`) is left out, null at its
+//! default is left out, null elsewhere is written as `"None"`, and a relative path that names an existing file is written
+//! as an absolute one, because the dump stands in another folder.
 
 use crate::engine::suggest::join;
 use crate::loaded::{Loaded, Source};
@@ -63,6 +64,9 @@ impl<C: serde::Serialize> Loaded<C> {
         for (name, value) in values.into_iter().chain(tables) {
             let here = join(path, name);
             let key = section.and_then(|s| s.key(name));
+            if key.is_some_and(|k| k.has(Rule::Action)) {
+                continue;
+            }
             if value.is_null() && key.is_some_and(|k| k.default.is_null()) && self.source(&here) == Source::Default {
                 continue;
             }

@@ -93,8 +93,12 @@ impl<C: Serialize> Loaded<C> {
     pub fn explain(&self) -> String {
         let mut lines = Vec::new();
         list(&self.json(), "", &mut |key, value| {
-            if let Some(source) = self.sources.get(key) {
-                lines.push((format!("{key} = {value}"), source.to_string()));
+            let inside = format!("{key}.");
+            let Some(source) = self.sources.get(key) else { return };
+            if !value.is_object() {
+                lines.push((format!("{key} = {}", shown(value)), source.to_string()));
+            } else if !self.sources.range(inside.clone()..).next().is_some_and(|(k, _)| k.starts_with(&inside)) {
+                lines.push((format!("{key} with its defaults"), source.to_string()));
             }
         });
         let width = lines.iter().map(|(l, _)| l.chars().count()).max().unwrap_or(0).min(72);
@@ -102,14 +106,23 @@ impl<C: Serialize> Loaded<C> {
     }
 }
 
-/// Visits every leaf, and every empty list or table.
+/// A value as one writes it.
+pub(crate) fn shown(json: &Json) -> String {
+    if json.is_null() { "\"None\"".to_string() } else { json.to_string() }
+}
+
+/// Visits every table and every leaf; lists of tables are entered, other lists are leaves.
 fn list(json: &Json, path: &str, visit: &mut impl FnMut(&str, &Json)) {
+    let items = |items: &[Json]| items.iter().any(Json::is_object);
     match json {
-        Json::Object(map) if !map.is_empty() => {
-            map.iter().for_each(|(name, value)| list(value, &join(path, name), visit));
+        Json::Array(all) if items(all) => {
+            all.iter().enumerate().for_each(|(i, item)| list(item, &join(path, &i.to_string()), visit));
         }
-        Json::Array(items) if items.iter().any(|i| i.is_object()) => {
-            items.iter().enumerate().for_each(|(i, item)| list(item, &join(path, &i.to_string()), visit));
+        Json::Object(map) => {
+            if !path.is_empty() {
+                visit(path, json);
+            }
+            map.iter().for_each(|(name, value)| list(value, &join(path, name), visit));
         }
         leaf => visit(path, leaf),
     }

@@ -5,7 +5,6 @@
 
 use serde::Serialize;
 use serde_json::Value as Json;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// What a value may be.
@@ -83,6 +82,8 @@ pub(crate) enum Rule {
     Required,
     /// A list whose flag is given once per item.
     Repeat,
+    /// Asks for something to be done in this one run: no part of a dump.
+    Action,
     /// May name a file relative to the configuration file it stands in.
     Path,
 }
@@ -153,7 +154,7 @@ impl Node {
             Kind::Float => "a number".to_string(),
             Kind::Text => "a string".to_string(),
             Kind::Checked(what, _) => (*what).to_string(),
-            Kind::Choice(values, _) => format!("one of {}", quoted(values)),
+            Kind::Choice(values, _) => one_of(values),
             Kind::List(item) => format!("a list ({} each)", item.expected()),
             Kind::Table(_) | Kind::Union(_) | Kind::OpenUnion(_) | Kind::Open => "a table".to_string(),
         };
@@ -164,6 +165,11 @@ impl Node {
 /// `"a", "b", "c"`.
 pub(crate) fn quoted(values: &[&str]) -> String {
     values.iter().map(|v| format!("\"{v}\"")).collect::<Vec<_>>().join(", ")
+}
+
+/// What a word may be.
+pub(crate) fn one_of(values: &[&str]) -> String {
+    if values.len() == 1 { quoted(values) } else { format!("one of {}", quoted(values)) }
 }
 
 /// The doc text of a struct or key on one line.
@@ -194,7 +200,6 @@ macro_rules! scalar {
 
 scalar! {
     bool => Kind::Bool,
-    u16 => Kind::Int { min: 0, max: u16::MAX as i64 },
     u32 => Kind::Int { min: 0, max: u32::MAX as i64 },
     u64 => Kind::Int { min: 0, max: i64::MAX },
     usize => Kind::Int { min: 0, max: i64::MAX },
@@ -203,7 +208,6 @@ scalar! {
     String => Kind::Text,
     PathBuf => Kind::Text,
     serde_json::Map<String, Json> => Kind::Open,
-    BTreeMap<String, String> => Kind::Open,
 }
 
 impl<T: Field> Field for Option<T> {

@@ -6,6 +6,7 @@
 use crate::engine::layers::Load;
 use crate::engine::value::{Data, Entry, Val};
 use crate::error::ProblemKind;
+use crate::loaded::shown;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -69,7 +70,8 @@ pub(crate) fn rl(tree: &mut Val, load: &mut Load) -> BTreeSet<String> {
                 None => fill(tree, target, &copy),
                 Some(own) if same(own, &value) => {}
                 Some(own) => {
-                    let show = |key: &str, v: &Val| format!("{key} = {} ({})", v.to_json(), load.describe(&v.at));
+                    let show =
+                        |key: &str, v: &Val| format!("{key} = {} ({})", shown(&v.to_json()), load.describe(&v.at));
                     pairs.push(format!("{} and {}", show(shared, &value), show(target, own)));
                     keys.extend([shared.to_string(), target.to_string()]);
                     place.get_or_insert_with(|| own.at.clone());
@@ -149,7 +151,7 @@ fn same(a: &Val, b: &Val) -> bool {
     }
 }
 
-/// Puts a value where nothing is, creating tables on the way; where something else than a table is in the way (a section
+/// Puts a value where nothing is, creating tables on the way, or the keys of a table where they are not; where something else than a table is in the way (a section
 /// that was switched off), nothing happens.
 fn fill(tree: &mut Val, path: &str, value: &Val) {
     match (&mut tree.data, path.split_once('.')) {
@@ -157,10 +159,16 @@ fn fill(tree: &mut Val, path: &str, value: &Val) {
             let empty = || Entry { key: value.at.clone(), val: Val::table(value.at.clone()) };
             fill(&mut entries.entry(head.to_string()).or_insert_with(empty).val, rest, value);
         }
-        (Data::Table(entries), None) => {
-            let entry = || Entry { key: value.at.clone(), val: value.clone() };
-            entries.entry(path.to_string()).or_insert_with(entry);
-        }
+        (Data::Table(entries), None) => match entries.get_mut(path) {
+            Some(own) => {
+                for (name, entry) in value.as_table().into_iter().flatten() {
+                    fill(&mut own.val, name, &entry.val);
+                }
+            }
+            None => {
+                entries.insert(path.to_string(), Entry { key: value.at.clone(), val: value.clone() });
+            }
+        },
         (Data::List(items), Some((head, rest))) => {
             if let Some(item) = head.parse::<usize>().ok().and_then(|i| items.get_mut(i)) {
                 fill(item, rest, value);

@@ -44,7 +44,7 @@ pub(crate) fn split(root: &Node, words: &[String], load: &mut Load) -> Vec<Part>
         if let Some(file) = word.strip_prefix('@') {
             let (path, used) = file_name(file, words.get(i));
             i += used;
-            let at = flag_origin(load, &format!("@ {}", path.clone().unwrap_or_default()));
+            let at = flag_origin(load, format!("@ {}", path.clone().unwrap_or_default()).trim_end());
             match path {
                 Some(path) => parts.push(Part::File { path, section: Vec::new(), at }),
                 None => load.fail(ProblemKind::Flag("`@` needs a file after it".to_string()), Some(&at)),
@@ -97,7 +97,7 @@ fn file_name(attached: &str, next: Option<&String>) -> (Option<String>, usize) {
 }
 
 fn section_file(root: &Node, name: &str, path: Option<String>, load: &mut Load) -> Option<Part> {
-    let at = flag_origin(load, &format!("--{name} @ {}", path.clone().unwrap_or_default()));
+    let at = flag_origin(load, format!("--{name} @ {}", path.clone().unwrap_or_default()).trim_end());
     let target = resolve(root, name, &at, load)?;
     let Some(path) = path else {
         load.fail(ProblemKind::Flag("`@` needs a file after it".to_string()), Some(&at));
@@ -131,9 +131,8 @@ fn one_flag(root: &Node, name: &str, values: Vec<String>, inlined: bool, load: &
             [&[format!("--{name}")], taken].concat().join(" ")
         }
     };
-    if let Some(positive) = name.strip_prefix("no-").or_else(|| name.strip_prefix("no_"))
-        && find(root, positive).is_ok()
-    {
+    let positive = name.strip_prefix("no-").or_else(|| name.strip_prefix("no_"));
+    if let Some(positive) = positive.filter(|_| find(root, name).is_err()) {
         let at = flag_origin(load, &shown(&[]));
         let Some(target) = resolve(root, positive, &at, load) else { return (None, 0) };
         let data = match target.nodes.first() {

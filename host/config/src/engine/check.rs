@@ -6,7 +6,7 @@ use super::layers::Load;
 use super::suggest::{join, near, unknown_key};
 use super::value::{Data, Entry, Origin, Val};
 use crate::error::ProblemKind;
-use crate::schema::{Key, Kind, Node, Rule, Section, Union, one_line, quoted};
+use crate::schema::{Key, Kind, Node, Rule, Section, Union, one_line, one_of};
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,10 @@ pub(crate) struct Checked {
     pub bad: BTreeSet<String>,
     /// Tables that have an unknown key: their other keys may be absent because of a typing error.
     pub doubtful: BTreeSet<String>,
+    /// Problems of copies, which say nothing new where the original has one.
+    copies: Vec<(ProblemKind, Origin)>,
+    /// Where problems of values were found.
+    spots: BTreeSet<(usize, usize)>,
 }
 
 struct Walk<'a> {
@@ -32,23 +36,28 @@ struct Walk<'a> {
 pub(crate) fn check(root: &Node, tree: &Val, load: &mut Load) -> (Json, Checked) {
     let mut walk = Walk { root, load, out: Checked::default() };
     let json = walk.value(root, &[], tree, &tree.at, "").unwrap_or(Json::Null);
+    for (kind, at) in std::mem::take(&mut walk.out.copies) {
+        if walk.out.spots.insert((at.source, at.span.start)) {
+            walk.load.fail(kind, Some(&at));
+        }
+    }
     (json, walk.out)
 }
 
 impl Walk<'_> {
     fn bad(&mut self, path: &str, kind: ProblemKind, at: &Origin) -> Option<Json> {
-        self.load.fail(kind, Some(at));
         self.out.bad.insert(path.to_string());
+        if at.via.is_some() {
+            self.out.copies.push((kind, at.clone()));
+        } else {
+            self.out.spots.insert((at.source, at.span.start));
+            self.load.fail(kind, Some(at));
+        }
         None
     }
 
     fn value(&mut self, node: &Node, rules: &[Rule], val: &Val, key_at: &Origin, path: &str) -> Option<Json> {
         self.out.origins.insert(path.to_string(), val.at.clone());
-        let wrong = |this: &mut Self| {
-            let kind =
-                ProblemKind::WrongType { key: path.to_string(), expected: node.expected(), found: val.describe() };
-            this.bad(path, kind, &val.at)
-        };
         match (&node.kind, &val.data) {
             (_, Data::Null) if node.optional => Some(Json::Null),
             (Kind::Bool, Data::Bool(b)) => Some(Json::from(*b)),
@@ -108,7 +117,14 @@ impl Walk<'_> {
                 Some(Json::Object(json))
             }
             (Kind::Open, Data::Table(entries)) => Some(Json::Object(self.open(entries, path))),
-            _ => wrong(self),
+            (kind, _) => {
+                let expected = match kind {
+                    Kind::List(item) if item.is_table() => format!("a list of tables, `[[{path}]]`"),
+                    _ => node.expected(),
+                };
+                let kind = ProblemKind::WrongType { key: path.to_string(), expected, found: val.describe() };
+                self.bad(path, kind, &val.at)
+            }
         }
     }
 
@@ -193,14 +209,14 @@ impl Walk<'_> {
                 tag.as_str()
             }
             Some(other) => {
-                let expected = format!("one of {}", quoted(&tags));
+                let expected = one_of(&tags);
                 let kind = ProblemKind::WrongType { key: key.clone(), expected, found: other.describe() };
                 return self.bad(&key, kind, &other.at);
             }
             None => match union.default {
                 Some(default) => default,
                 None => {
-                    let kind = ProblemKind::Missing { key: key.clone(), doc: format!("one of {}", quoted(&tags)) };
+                    let kind = ProblemKind::Missing { key: key.clone(), doc: one_of(&tags) };
                     return self.bad(&key, kind, key_at);
                 }
             },
@@ -250,6 +266,6 @@ fn choice_problem(key: &str, word: &str, values: &[&str], unsupported: &[&str]) 
         return ProblemKind::Unsupported { what: format!("`{key} = \"{word}\"`") };
     }
     let hint = near(word, values).map(|best| format!("; did you mean \"{best}\"?")).unwrap_or_default();
-    let expected = format!("one of {}", quoted(values));
+    let expected = one_of(values);
     ProblemKind::BadChoice { key: key.to_string(), expected, found: word.to_string(), hint }
 }

@@ -23,7 +23,7 @@ fn merge_any(node: Option<&Node>, base: &mut Val, over: Val, path: &str, load: &
             if let Some(node) = node {
                 switch_variant(node, old, &new);
             }
-            if !new.is_empty() {
+            if !path.is_empty() && !new.is_empty() {
                 base.at = over.at;
             }
             for (name, entry) in new {

@@ -109,7 +109,7 @@ impl Val {
     pub fn describe(&self) -> String {
         match &self.data {
             Data::Null => "\"None\"".to_string(),
-            Data::Bool(b) => format!("the switch value {b}"),
+            Data::Bool(b) => b.to_string(),
             Data::Int(i) => format!("the integer {i}"),
             Data::Float(f) => format!("the number {f}"),
             Data::Text(t) => format!("the string {t:?}"),

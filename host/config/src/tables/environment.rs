@@ -62,7 +62,6 @@ section! {
         /// Seconds one call into the environment may take (not in prime-rl).
         call: f64 = 10.0 => [Above(0.0)];
     }
-    unsupported ["setup", "finalize", "scoring"]
 }
 
 choice! {

@@ -49,8 +49,8 @@ choice! {
         "default" => Default,
     }
     unsupported [
-        "qwen3", "qwen3_coder", "qwen3_vl", "qwen3.5", "qwen3.6", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2",
-        "deepseek-v3", "deepseek_v3", "kimi-k2", "kimi_k2", "kimi-k2.5", "nemotron-3", "gpt-oss", "gpt_oss",
+        "qwen3", "qwen3_vl", "qwen3.5", "qwen3.6", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2", "deepseek-v3", "kimi-k2",
+        "kimi-k2.5", "nemotron-3", "gpt-oss",
     ]
 }
 

@@ -143,9 +143,9 @@ section! {
         /// Folder of the run.
         output_dir: PathBuf = PathBuf::from("outputs");
         /// Empty the folder of the run first.
-        clean_output_dir: bool = false;
+        clean_output_dir: bool = false => [Action];
         /// Check everything, write the effective configuration, and stop.
-        dry_run: bool = false;
+        dry_run: bool = false => [Action];
         /// Steps of training; none means no end.
         max_steps: Option<u64> = None => [Min(1.0)];
         /// Everything random follows from it, the shuffle of the data apart (not in prime-rl).
