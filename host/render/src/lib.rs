@@ -8,6 +8,7 @@ mod error;
 mod parse;
 mod pyjson;
 mod renderer;
+mod rows;
 mod sources;
 mod spans;
 mod template;
@@ -15,4 +16,5 @@ mod tokenizer;
 
 pub use error::RenderError;
 pub use renderer::{LossMask, Rendered, Renderer, RendererOptions, TrainingSample};
+pub use rows::{Conversation, Rows, read_conversations};
 pub use tokenizer::{TextStream, Tokenizer};

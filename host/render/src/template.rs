@@ -35,6 +35,7 @@ impl ChatTemplate {
         engine.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         engine.set_formatter(format_value);
         engine.add_filter("tojson", pyjson::tojson);
+        engine.add_filter("string", text_of);
         engine.add_test("iterable", |v: &Value| {
             matches!(v.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::String)
         });
@@ -100,10 +101,19 @@ impl ChatTemplate {
 
 /// Floats print as Python's; everything else as the engine's Python-like default.
 fn format_value(out: &mut minijinja::Output, state: &mut State, value: &Value) -> Result<(), Error> {
-    if value.kind() == ValueKind::Number && !value.is_integer() {
+    if is_float(value) {
         return out.write_str(&pyjson::float(f64::try_from(value.clone())?)).map_err(Error::from);
     }
     minijinja::escape_formatter(out, state, value)
+}
+
+/// The `string` filter, with floats as Python's.
+fn text_of(value: Value) -> Result<String, Error> {
+    if is_float(&value) { Ok(pyjson::float(f64::try_from(value)?)) } else { Ok(value.to_string()) }
+}
+
+fn is_float(value: &Value) -> bool {
+    value.kind() == ValueKind::Number && !value.is_integer()
 }
 
 /// The whole chain of an engine error, on one line.
