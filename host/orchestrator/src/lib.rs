@@ -1,1 +1,46 @@
 //! Tasks to groups to rollouts to batches.
+//!
+//! Owns what is sampled when, with which policy version, and what of it is trained: the rollout loop, the schedule, the
+//! filters, evaluation and the metrics of all of it. Must not know how a token is sampled, what an environment is made
+//! of, how an algorithm or a trainer works, or where anything is stored: it reaches all of these through the traits in
+//! `ports` and is otherwise a pure state machine inside a thin asynchronous shell ([`run`]).
+//!
+//! # Schedule
+//! Step n trains on batch n and yields policy version n. With `deterministic` set, batch n is sampled entirely with
+//! version `max(start, n - 1 - max_async_level)`: version n becomes visible when batch n + `max_async_level` is complete
+//! and step n is trained. Groups are handled in the order of their ids, so results do not depend on timing. Without it,
+//! a version becomes visible as soon as it is trained and groups are handled as they arrive.
+//!
+//! # Resume
+//! A [`Progress`] handed to the trainer with batch n continues a run after step n. Groups that had been sampled for
+//! later batches are sampled again, with the same ids, tasks and seeds but with the version that was resumed from.
+//! Surplus rollouts of partly shipped groups are dropped.
+//!
+//! # Evaluation
+//! An environment is evaluated before training (unless `skip_first_step`), after every step that its interval divides,
+//! and after the last step whatever its interval. A resumed run evaluates the step it resumes from if that is due.
+
+mod batcher;
+mod clock;
+mod error;
+mod eval;
+mod filters;
+mod machine;
+mod metrics;
+mod ports;
+mod progress;
+mod rollout;
+mod scoring;
+mod seed;
+mod settings;
+mod shell;
+mod tasks;
+
+pub use error::Error;
+pub use ports::{
+    Algorithm, Deps, Env, EnvTurn, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer,
+    SampleRequest, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
+};
+pub use progress::{EnvShare, Outcome, Progress, StepReport, eval_line};
+pub use settings::{EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
+pub use shell::run;

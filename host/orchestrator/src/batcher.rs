@@ -1,0 +1,313 @@
+//! From scored groups to batches: filters before and after the cut, the tally of where rollouts went, and the reasons to
+//! give up. Pure; knows nothing of what is under way.
+
+use crate::filters;
+use crate::metrics::{Facts, batch as batch_metrics, most_frequent, share};
+use crate::{EnvShare, Error, Filter, FilterKind, Observer, Purpose, Settings};
+use prl_types::{Batch, BatchItem, ErrorKind, PolicyVersion, Rollout, RolloutId, Step};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Distinct error texts kept for the reason of giving up.
+const MAX_TEXTS: usize = 64;
+
+/// A batch with what is to be said about it.
+pub(crate) struct Cut {
+    pub batch: Batch,
+    pub metrics: BTreeMap<String, f64>,
+    pub all: EnvShare,
+    pub envs: Vec<EnvShare>,
+    pub trainable: usize,
+    pub size: usize,
+    pub max_off_policy: u64,
+    pub tokens: u64,
+    pub rollouts: u64,
+    pub tasks: u64,
+}
+
+pub(crate) struct Batcher {
+    envs: Vec<String>,
+    batch_size: usize,
+    vocab_size: usize,
+    pre: Vec<Filter>,
+    post: Vec<Filter>,
+    max_empty_batches: usize,
+    max_error_rate: f64,
+    pending: VecDeque<Rollout>,
+    handled: BTreeMap<RolloutId, Facts>,
+    pre_seen: usize,
+    pre_dropped: usize,
+    pre_flagged: BTreeMap<String, usize>,
+    stale: usize,
+    barren: usize,
+    empty_batches: usize,
+    recent: VecDeque<bool>,
+    errors: BTreeMap<String, usize>,
+    filtered: BTreeMap<String, usize>,
+}
+
+impl Batcher {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Batcher {
+            envs: settings.train.iter().map(|e| e.name.clone()).collect(),
+            batch_size: settings.batch_size,
+            vocab_size: settings.vocab_size,
+            pre: settings.pre_batch_filters.clone(),
+            post: settings.post_batch_filters.clone(),
+            max_empty_batches: settings.max_empty_batches,
+            max_error_rate: settings.max_error_rate,
+            pending: VecDeque::new(),
+            handled: BTreeMap::new(),
+            pre_seen: 0,
+            pre_dropped: 0,
+            pre_flagged: BTreeMap::new(),
+            stale: 0,
+            barren: 0,
+            empty_batches: 0,
+            recent: VecDeque::new(),
+            errors: BTreeMap::new(),
+            filtered: BTreeMap::new(),
+        }
+    }
+
+    /// Rollouts that wait for a batch.
+    pub(crate) fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Takes a group in, in member order, and reports each of its rollouts.
+    ///
+    /// # Errors
+    /// Too many errors, or nothing to train on for too long.
+    pub(crate) fn accept(
+        &mut self,
+        group: impl IntoIterator<Item = Rollout>,
+        step: Step,
+        observer: &dyn Observer,
+    ) -> Result<(), Error> {
+        for mut rollout in group {
+            match rollout.is_effective() {
+                true => self.pre_filter(&mut rollout),
+                // Taken out by scoring, under its only name.
+                false if rollout.error.is_none() => self.tally_filter(rollout.filters.last().map(String::as_str)),
+                false => {}
+            }
+            observer.rollout(Purpose::Train, step, &rollout);
+            self.handled.insert(rollout.id, Facts::from(&rollout));
+            self.tally(&rollout);
+            if rollout.is_effective() {
+                self.barren = 0;
+                self.pending.push_back(rollout);
+            } else {
+                self.barren += 1;
+            }
+        }
+        self.check_error_rate(step)?;
+        if self.barren >= self.max_empty_batches * self.batch_size {
+            return Err(self.nothing_to_train(step));
+        }
+        Ok(())
+    }
+
+    /// Counts a rollout that was cancelled before it could be scored.
+    pub(crate) fn cancelled(&mut self, rollout: &Rollout) {
+        self.handled.insert(rollout.id, Facts::from(rollout));
+        self.tally(rollout);
+    }
+
+    fn pre_filter(&mut self, rollout: &mut Rollout) {
+        let enforced = filters::apply(&self.pre, rollout, self.vocab_size);
+        self.tally_filter(enforced);
+        self.pre_seen += 1;
+        self.pre_dropped += usize::from(rollout.is_filtered);
+        for name in &rollout.filters {
+            *self.pre_flagged.entry(name.clone()).or_default() += 1;
+        }
+    }
+
+    fn tally(&mut self, rollout: &Rollout) {
+        let failed = match &rollout.error {
+            Some(error) => {
+                let text = format!("{:?}: {}", error.kind, error.message);
+                if !self.errors.contains_key(&text) {
+                    tracing::warn!(target: "orchestrator", "Rollout {} of {}: {text}", rollout.id, rollout.task.env);
+                }
+                if self.errors.len() < MAX_TEXTS || self.errors.contains_key(&text) {
+                    *self.errors.entry(text).or_default() += 1;
+                }
+                if error.kind == ErrorKind::Cancelled {
+                    return;
+                }
+                matches!(error.kind, ErrorKind::EnvError | ErrorKind::ProviderError)
+            }
+            None => false,
+        };
+        self.recent.push_back(failed);
+        if self.recent.len() > self.window() {
+            self.recent.pop_front();
+        }
+    }
+
+    fn tally_filter(&mut self, enforced: Option<&str>) {
+        if let Some(name) = enforced {
+            *self.filtered.entry(name.to_owned()).or_default() += 1;
+        }
+    }
+
+    fn window(&self) -> usize {
+        (2 * self.batch_size).max(32)
+    }
+
+    fn check_error_rate(&self, step: Step) -> Result<(), Error> {
+        let window = self.recent.len();
+        let errors = self.recent.iter().filter(|f| **f).count();
+        if window < self.window() || errors as f64 <= self.max_error_rate * window as f64 {
+            return Ok(());
+        }
+        Err(Error::ErrorRate { step, errors, window, limit: self.max_error_rate, reason: self.reason() })
+    }
+
+    fn nothing_to_train(&self, step: Step) -> Error {
+        Error::NothingToTrain { step, batches: self.max_empty_batches, reason: self.reason() }
+    }
+
+    fn reason(&self) -> String {
+        let mut parts = Vec::new();
+        if let Some((text, count)) = most_frequent(&self.errors) {
+            let total: usize = self.errors.values().sum();
+            parts.push(format!("{total} rollouts failed, {count} of them with `{text}`"));
+        }
+        for (name, count) in &self.filtered {
+            parts.push(format!("{count} were dropped as `{name}`"));
+        }
+        if self.stale > 0 {
+            parts.push(format!("{} were too old", self.stale));
+        }
+        if parts.is_empty() { "no rollout finished".into() } else { parts.join(", ") }
+    }
+
+    /// Drops waiting rollouts with a token older than `oldest`.
+    pub(crate) fn drop_stale(&mut self, oldest: PolicyVersion) {
+        let before = self.pending.len();
+        self.pending.retain(|r| oldest_version(r) >= oldest);
+        self.stale += before - self.pending.len();
+    }
+
+    /// Cuts a batch of exactly `batch_size` of the waiting rollouts; `None` when its filters leave nothing.
+    ///
+    /// # Errors
+    /// It was one empty batch too many, or a stream does not fit its sample.
+    pub(crate) fn cut(&mut self, step: Step, observer: &dyn Observer) -> Result<Option<Cut>, Error> {
+        let size = self.batch_size.min(self.pending.len());
+        let mut rollouts: Vec<Rollout> = self.pending.drain(..size).collect();
+        for rollout in &mut rollouts {
+            let enforced = filters::apply(&self.post, rollout, self.vocab_size);
+            self.tally_filter(enforced);
+            if let Some(known) = self.handled.get_mut(&rollout.id) {
+                *known = Facts::from(&*rollout);
+            }
+        }
+        let effective: Vec<&Rollout> = rollouts.iter().filter(|r| r.is_effective()).collect();
+        if effective.is_empty() {
+            self.empty_batches += 1;
+            tracing::warn!(
+                target: "orchestrator",
+                "Step {step}: nothing to train on in a batch of {size} ({}), sampling another", self.reason()
+            );
+            return if self.empty_batches >= self.max_empty_batches {
+                Err(self.nothing_to_train(step))
+            } else {
+                Ok(None)
+            };
+        }
+        if effective.len() * 10 <= size {
+            tracing::warn!(target: "orchestrator", "Step {step}: only {} of {size} rollouts are trainable", effective.len());
+        }
+        observer.batch(step, &effective);
+        let cut = self.describe(step, size, &effective)?;
+        self.reset();
+        Ok(Some(cut))
+    }
+
+    fn describe(&self, step: Step, size: usize, effective: &[&Rollout]) -> Result<Cut, Error> {
+        let all: Vec<Facts> = self.handled.values().cloned().collect();
+        let facts: Vec<Facts> = effective.iter().map(|r| Facts::from(*r)).collect();
+        let mut metrics = batch_metrics(&self.envs, &all, &facts);
+        let lags: Vec<u64> = effective.iter().map(|r| (step - 1).saturating_sub(oldest_version(r).0)).collect();
+        let max_off_policy = lags.iter().copied().max().unwrap_or(0);
+        let tokens: usize = facts.iter().map(|f| f.total_tokens).sum();
+        let output: usize = facts.iter().map(|f| f.output_tokens).sum();
+        let tasks = facts.iter().map(|f| f.group).collect::<BTreeSet<_>>().len();
+        let seen = self.pre_seen.max(1) as f64;
+        let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
+        put("off_policy/max", max_off_policy as f64);
+        put("off_policy/mean", lags.iter().sum::<u64>() as f64 / lags.len().max(1) as f64);
+        put("off_policy/dropped", self.stale as f64);
+        put("batch/empty", self.empty_batches as f64);
+        put("progress/tokens", tokens as f64);
+        put("progress/input_tokens", (tokens - output) as f64);
+        put("progress/output_tokens", output as f64);
+        put("progress/rollouts", facts.len() as f64);
+        put("progress/tasks", tasks as f64);
+        put("pre_filters/all/dropped_rate", self.pre_dropped as f64 / seen);
+        for filter in &self.pre {
+            let name = FilterKind::name(&filter.kind);
+            let count = self.pre_flagged.get(name).copied().unwrap_or(0);
+            put(&format!("pre_filters/all/{name}/rate"), count as f64 / seen);
+        }
+        let envs = match self.envs.as_slice() {
+            [_] => Vec::new(),
+            several => several
+                .iter()
+                .map(|env| {
+                    let own: Vec<Facts> = all.iter().filter(|f| f.env == *env).cloned().collect();
+                    share(env, own.len() as f64 / all.len().max(1) as f64, &own)
+                })
+                .collect(),
+        };
+        Ok(Cut {
+            batch: Batch { step, items: items(step, effective)? },
+            metrics,
+            all: share("all", 1.0, &all),
+            envs,
+            trainable: effective.len(),
+            size,
+            max_off_policy,
+            tokens: tokens as u64,
+            rollouts: facts.len() as u64,
+            tasks: tasks as u64,
+        })
+    }
+
+    fn reset(&mut self) {
+        self.handled.clear();
+        self.pre_flagged.clear();
+        self.errors.clear();
+        self.filtered.clear();
+        (self.pre_seen, self.pre_dropped, self.stale, self.empty_batches) = (0, 0, 0, 0);
+    }
+}
+
+fn oldest_version(rollout: &Rollout) -> PolicyVersion {
+    rollout
+        .samples
+        .iter()
+        .filter_map(|s| s.versions())
+        .map(|(oldest, _)| oldest)
+        .min()
+        .unwrap_or(rollout.policy_version)
+}
+
+fn items(step: Step, rollouts: &[&Rollout]) -> Result<Vec<BatchItem>, Error> {
+    let mut items = Vec::new();
+    for rollout in rollouts {
+        for (sample, streams) in rollout.samples.iter().zip(&rollout.streams) {
+            let item = BatchItem::new(rollout.task.env.clone(), sample.clone(), streams.clone());
+            items.push(item.map_err(|e| Error::Algorithm {
+                env: rollout.task.env.clone(),
+                group: rollout.id.group,
+                message: format!("rollout {} of step {step}: {e}", rollout.id),
+            })?);
+        }
+    }
+    Ok(items)
+}

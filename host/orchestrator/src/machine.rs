@@ -1,0 +1,448 @@
+//! The orchestrator's state machine: what to start next, given what has happened. Events come in, actions go out; no
+//! clock, no threads, no randomness but the task source's. Every result depends on the contents of events only, and in
+//! deterministic mode not on their order.
+
+use crate::batcher::{Batcher, Cut};
+use crate::eval::{self, EvalRun};
+use crate::rollout::Plan;
+use crate::scoring::Verdict;
+use crate::tasks::TaskSource;
+use crate::{Error, Finished, Observer, Progress, Purpose, Settings, StepReport, TrainReport};
+use prl_types::{Batch, GroupId, PolicyVersion, Step, Task};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+mod groups;
+
+pub(crate) use groups::GroupKey;
+use groups::{Group, Member};
+
+/// What has happened.
+pub(crate) enum Event {
+    Task { key: GroupKey, task: Result<Task, String> },
+    Rollout { key: GroupKey, member: u32, finished: Box<Finished> },
+    Scored { group: u64, verdicts: Result<Vec<Verdict>, String> },
+    Trained { step: Step, result: Result<TrainReport, String> },
+}
+
+/// What to do now, in this order.
+pub(crate) enum Action {
+    FetchTask { key: GroupKey, env: usize, index: u64, seed: u64 },
+    Start { key: GroupKey, env: usize, plan: Plan },
+    Cancel { key: GroupKey, member: u32 },
+    Score { group: u64, env: usize, members: Arc<Vec<Finished>> },
+    SetPolicy(PolicyVersion),
+    Train { batch: Batch, progress: Progress },
+}
+
+struct Scoring {
+    group: u64,
+    env: usize,
+    members: Arc<Vec<Finished>>,
+}
+
+/// A cut batch on its way through the trainer.
+struct Shipped {
+    cut: Cut,
+    progress: Progress,
+    trained: Option<TrainReport>,
+}
+
+pub(crate) struct Machine {
+    settings: Settings,
+    observer: Arc<dyn Observer>,
+    source: TaskSource,
+    batcher: Batcher,
+    max_inflight: usize,
+    eval_counts: Vec<u64>,
+    start: Step,
+    last: Step,
+    groups: BTreeMap<GroupKey, Group>,
+    ready: BTreeSet<(GroupKey, u32)>,
+    inflight: usize,
+    outstanding: usize,
+    proven: BTreeSet<(Purpose, usize)>,
+    // Sampling.
+    step: Step,
+    open: bool,
+    missing: usize,
+    arrived: VecDeque<u64>,
+    scoring: Option<Scoring>,
+    visible: Step,
+    closed_at: f64,
+    opened_at: f64,
+    // Training.
+    queue: VecDeque<(Batch, Progress)>,
+    training: Option<Step>,
+    trained: Step,
+    shipped: BTreeMap<Step, Shipped>,
+    reported: Step,
+    reported_at: f64,
+    totals: Progress,
+    saved: Progress,
+    // Evaluation.
+    evals: VecDeque<EvalRun>,
+    eval_seq: u64,
+    evaluated: Option<Step>,
+    now: f64,
+    stopped: bool,
+}
+
+impl Machine {
+    /// `sizes` and `eval_counts` are the numbers of tasks of the training and evaluation environments.
+    pub(crate) fn new(
+        settings: Settings,
+        sizes: &[Option<u64>],
+        eval_counts: Vec<u64>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let start = settings.start_step();
+        let source = TaskSource::new(settings.seed, &settings.train, sizes, settings.resume.as_ref());
+        let totals = settings
+            .resume
+            .clone()
+            .unwrap_or_else(|| Progress { tasks_taken: source.taken_before(0), ..Progress::default() });
+        Machine {
+            batcher: Batcher::new(&settings),
+            max_inflight: settings.max_inflight(),
+            last: settings.max_steps.unwrap_or(u64::MAX),
+            source,
+            observer,
+            eval_counts,
+            start,
+            groups: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            inflight: 0,
+            outstanding: 0,
+            proven: BTreeSet::new(),
+            step: start + 1,
+            open: false,
+            missing: 0,
+            arrived: VecDeque::new(),
+            scoring: None,
+            visible: start,
+            closed_at: 0.0,
+            opened_at: 0.0,
+            queue: VecDeque::new(),
+            training: None,
+            trained: start,
+            shipped: BTreeMap::new(),
+            reported: start,
+            reported_at: 0.0,
+            saved: totals.clone(),
+            totals,
+            evals: VecDeque::new(),
+            eval_seq: 0,
+            evaluated: None,
+            now: 0.0,
+            stopped: false,
+            settings,
+        }
+    }
+
+    /// The first actions.
+    pub(crate) fn begin(&mut self) -> Result<Vec<Action>, Error> {
+        let mut out = Vec::new();
+        self.queue_evals(self.start);
+        self.pump(&mut out)?;
+        Ok(out)
+    }
+
+    /// Takes an event in, `now` seconds after the start.
+    pub(crate) fn handle(&mut self, event: Event, now: f64) -> Result<Vec<Action>, Error> {
+        self.now = now;
+        let mut out = Vec::new();
+        match event {
+            Event::Task { key, task } => self.on_task(key, task)?,
+            Event::Rollout { key, member, finished } => self.on_rollout(key, member, *finished)?,
+            Event::Scored { group, verdicts } => self.on_scored(group, verdicts)?,
+            Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
+        }
+        self.pump(&mut out)?;
+        Ok(out)
+    }
+
+    /// Whether the run is complete.
+    pub(crate) fn is_done(&self) -> bool {
+        self.step > self.last
+            && self.reported >= self.last.max(self.start)
+            && self.evals.is_empty()
+            && self.next_tail_eval().is_none()
+            && self.scoring.is_none()
+            && self.groups.is_empty()
+    }
+
+    /// The step being trained, if any.
+    pub(crate) fn training(&self) -> Option<Step> {
+        self.training
+    }
+
+    /// State after the last trained step.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.saved
+    }
+
+    /// Starts nothing from now on; training results are still taken in.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    fn pump(&mut self, out: &mut Vec<Action>) -> Result<(), Error> {
+        while !self.stopped {
+            let mut moved = self.report();
+            moved |= self.finish_eval();
+            moved |= self.advance(out);
+            self.open_groups(out);
+            self.dispatch(out);
+            moved |= self.score_next(out);
+            moved |= self.cut(out)?;
+            self.train(out);
+            if !moved {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn due(&self, step: Step) -> Vec<usize> {
+        let last = (self.last != u64::MAX).then_some(self.last);
+        eval::due(&self.settings.eval, step, self.start, last, self.settings.skip_first_eval)
+    }
+
+    /// Opens the next batch for sampling once the policy it is to be sampled with is there.
+    fn advance(&mut self, out: &mut Vec<Action>) -> bool {
+        if self.open {
+            return false;
+        }
+        if self.step > self.last {
+            return match self.next_tail_eval() {
+                Some(step) if self.trained >= step && self.evals.is_empty() => {
+                    self.make_visible(step, out);
+                    true
+                }
+                _ => false,
+            };
+        }
+        let wanted = self.start.max((self.step - 1).saturating_sub(self.settings.max_async_level));
+        if wanted > self.visible {
+            // An evaluation is of one version: the next waits for its end.
+            if !self.settings.deterministic || self.trained < wanted || !self.evals.is_empty() {
+                return false;
+            }
+            self.make_visible(wanted, out);
+        }
+        self.open = true;
+        self.opened_at = self.now;
+        self.batcher.drop_stale(self.oldest_allowed());
+        self.cancel_stale(out);
+        self.missing = self.settings.batch_size.saturating_sub(self.batcher.pending());
+        true
+    }
+
+    /// Versions that no batch was sampled with may still have to be evaluated at the end.
+    fn next_tail_eval(&self) -> Option<Step> {
+        if !self.settings.deterministic || self.step <= self.last {
+            return None;
+        }
+        (self.visible + 1..=self.last).find(|step| !self.due(*step).is_empty())
+    }
+
+    fn make_visible(&mut self, version: Step, out: &mut Vec<Action>) {
+        self.visible = version;
+        tracing::debug!(target: "orchestrator", "Sampling goes on with policy v{version}");
+        out.push(Action::SetPolicy(PolicyVersion(version)));
+        self.queue_evals(version);
+    }
+
+    fn queue_evals(&mut self, step: Step) {
+        let envs = self.due(step);
+        if !envs.is_empty() {
+            let counts: Vec<u64> = envs.iter().map(|env| self.eval_counts[*env]).collect();
+            self.evals.push_back(EvalRun::new(step, envs, &counts));
+        }
+    }
+
+    fn oldest_allowed(&self) -> PolicyVersion {
+        PolicyVersion((self.step - 1).saturating_sub(self.settings.max_off_policy_steps))
+    }
+
+    fn on_scored(&mut self, group: u64, verdicts: Result<Vec<Verdict>, String>) -> Result<(), Error> {
+        let Some(scoring) = self.scoring.take_if(|s| s.group == group) else { return Ok(()) };
+        let verdicts = match verdicts {
+            Ok(verdicts) => verdicts,
+            Err(message) => {
+                let env = self.settings.train[scoring.env].name.clone();
+                self.scoring = Some(scoring);
+                return Err(Error::Algorithm { env, group: GroupId(group), message });
+            }
+        };
+        let members = Arc::try_unwrap(scoring.members).unwrap_or_else(|shared| shared.as_ref().clone());
+        let rollouts = members.into_iter().zip(verdicts).map(|(member, verdict)| {
+            let mut rollout = member.rollout;
+            verdict.apply(&mut rollout);
+            rollout
+        });
+        self.batcher.accept(rollouts, self.step, self.observer.as_ref())
+    }
+
+    fn score_next(&mut self, out: &mut Vec<Action>) -> bool {
+        if self.scoring.is_some() {
+            return false;
+        }
+        let next = if self.settings.deterministic { self.first_train_group() } else { self.arrived.front().copied() };
+        let Some(group) = next.filter(|group| self.arrived.contains(group)) else { return false };
+        self.arrived.retain(|g| *g != group);
+        let key = GroupKey { purpose: Purpose::Train, seq: group };
+        let Some(Group { env, members, .. }) = self.groups.remove(&key) else { return false };
+        let finished = members.into_iter().filter_map(|m| match m {
+            Member::Done(finished) => Some(finished),
+            _ => None,
+        });
+        let members = Arc::new(finished.collect::<Vec<_>>());
+        out.push(Action::Score { group, env, members: members.clone() });
+        self.scoring = Some(Scoring { group, env, members });
+        true
+    }
+
+    /// Cuts a batch, or asks for more groups when the ones it was planned with left it short.
+    fn cut(&mut self, out: &mut Vec<Action>) -> Result<bool, Error> {
+        if !self.open || self.scoring.is_some() {
+            return Ok(false);
+        }
+        if self.settings.deterministic {
+            if self.missing > 0 || self.first_train_group().is_some() {
+                return Ok(false);
+            }
+            self.missing = self.settings.batch_size.saturating_sub(self.batcher.pending());
+            if self.missing > 0 {
+                return Ok(true);
+            }
+        } else {
+            self.batcher.drop_stale(self.oldest_allowed());
+            if self.batcher.pending() < self.settings.batch_size {
+                return Ok(false);
+            }
+        }
+        let cut = self.batcher.cut(self.step, self.observer.as_ref())?;
+        self.open = false;
+        let wait_for_policy = self.opened_at - self.closed_at;
+        self.closed_at = self.now;
+        let Some(mut cut) = cut else { return Ok(true) };
+        let next_group = self.first_train_group().unwrap_or_else(|| self.source.next_group());
+        self.totals = Progress {
+            step: self.step,
+            next_group,
+            tasks_taken: self.source.taken_before(next_group),
+            total_tokens: self.totals.total_tokens + cut.tokens,
+            total_rollouts: self.totals.total_rollouts + cut.rollouts,
+            total_tasks: self.totals.total_tasks + cut.tasks,
+        };
+        for (name, value) in [
+            ("progress/total_tokens", self.totals.total_tokens as f64),
+            ("progress/total_rollouts", self.totals.total_rollouts as f64),
+            ("progress/total_tasks", self.totals.total_tasks as f64),
+            ("time/wait_for_policy", wait_for_policy),
+            ("time/sample", self.closed_at - self.opened_at),
+        ] {
+            cut.metrics.insert(name.to_owned(), value);
+        }
+        let batch = std::mem::replace(&mut cut.batch, Batch { step: self.step, items: Vec::new() });
+        self.queue.push_back((batch, self.totals.clone()));
+        self.shipped.insert(self.step, Shipped { cut, progress: self.totals.clone(), trained: None });
+        self.step += 1;
+        if self.step > self.last {
+            self.cancel_train(out, |_| true);
+        }
+        Ok(true)
+    }
+
+    fn train(&mut self, out: &mut Vec<Action>) {
+        if self.training.is_none()
+            && let Some((batch, progress)) = self.queue.pop_front()
+        {
+            self.training = Some(batch.step);
+            out.push(Action::Train { batch, progress });
+        }
+    }
+
+    fn on_trained(
+        &mut self,
+        step: Step,
+        result: Result<TrainReport, String>,
+        out: &mut Vec<Action>,
+    ) -> Result<(), Error> {
+        self.training = None;
+        let report = result.map_err(|message| Error::Trainer { step, message })?;
+        self.trained = step;
+        if let Some(shipped) = self.shipped.get_mut(&step) {
+            self.saved = shipped.progress.clone();
+            shipped.trained = Some(report);
+        }
+        if !self.settings.deterministic && !self.stopped {
+            self.make_visible(step, out);
+        }
+        Ok(())
+    }
+
+    /// Reports the next step if it is trained and the evaluation of the step before is out.
+    fn report(&mut self) -> bool {
+        let waits = !self.due(self.reported).is_empty() && self.evaluated.is_none_or(|step| step < self.reported);
+        if waits { false } else { self.report_now() }
+    }
+
+    fn report_now(&mut self) -> bool {
+        let step = self.reported + 1;
+        if self.shipped.get(&step).is_none_or(|s| s.trained.is_none()) {
+            return false;
+        }
+        let Some(Shipped { mut cut, trained, .. }) = self.shipped.remove(&step) else { return false };
+        let seconds = self.now - self.reported_at;
+        cut.metrics.insert("time/step".to_owned(), seconds);
+        let train = trained.unwrap_or_default().metrics;
+        self.observer.step(&StepReport {
+            step,
+            seconds,
+            metrics: cut.metrics,
+            train,
+            all: cut.all,
+            envs: cut.envs,
+            trainable: cut.trainable,
+            batch: cut.size,
+            max_off_policy: cut.max_off_policy,
+        });
+        self.reported = step;
+        self.reported_at = self.now;
+        true
+    }
+
+    fn finish_eval(&mut self) -> bool {
+        let Some(run) = self.evals.pop_front_if(|run| run.remaining == 0) else { return false };
+        let step = run.step;
+        for eval in run.finish(&self.settings.eval, self.now) {
+            eval.rollouts.iter().for_each(|r| self.observer.rollout(Purpose::Eval, step, r));
+            self.observer.eval(&eval, &eval::metrics(&eval));
+        }
+        self.evaluated = Some(step);
+        true
+    }
+
+    /// Ends the run here: reports what is trained, and each dispatched rollout that was not reported yet.
+    pub(crate) fn drain(&mut self, now: f64) {
+        self.now = now;
+        while self.report_now() {}
+        if let Some(scoring) = self.scoring.take() {
+            scoring.members.iter().for_each(|m| self.observer.rollout(Purpose::Train, self.step, &m.rollout));
+        }
+        for run in std::mem::take(&mut self.evals) {
+            let step = run.step;
+            run.into_rollouts().for_each(|r| self.observer.rollout(Purpose::Eval, step, &r));
+        }
+        for (key, group) in std::mem::take(&mut self.groups) {
+            let step = group.step;
+            for rollout in group.end("the run ended before the rollout did") {
+                self.observer.rollout(key.purpose, step, &rollout);
+            }
+        }
+        self.ready.clear();
+    }
+}

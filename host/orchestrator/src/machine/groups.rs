@@ -1,0 +1,286 @@
+//! Groups under way: opening them, starting their members within the limit on concurrency, and taking results in or
+//! writing them off. Knows nothing of batches beyond how many rollouts are wanted.
+
+use super::{Action, Machine};
+use crate::rollout::{Plan, fail};
+use crate::seed::{derive, fnv1a};
+use crate::tasks::task_seed;
+use crate::{Error, Finished, Purpose};
+use prl_types::{ErrorKind, GroupId, PolicyVersion, Rollout, RolloutError, RolloutId, Step, Task};
+use std::sync::Arc;
+
+/// A group in this process. Evaluation comes first in the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct GroupKey {
+    pub purpose: Purpose,
+    pub seq: u64,
+}
+
+pub(super) enum Member {
+    /// Not started.
+    Waiting,
+    Running(Plan),
+    Done(Finished),
+}
+
+pub(super) struct Group {
+    pub env: usize,
+    pub step: Step,
+    pub members: Vec<Member>,
+    index: u64,
+    seed: u64,
+    task: Option<Arc<Task>>,
+    version: PolicyVersion,
+    left: usize,
+}
+
+impl Group {
+    /// What is to be reported of a group that ends here: finished members as they are, running ones as cancelled.
+    pub(super) fn end(self, why: &str) -> impl Iterator<Item = Rollout> {
+        self.members.into_iter().filter_map(move |member| match member {
+            Member::Waiting => None,
+            Member::Running(plan) => Some(plan.failed(ErrorKind::Cancelled, why).rollout),
+            Member::Done(finished) => Some(finished.rollout),
+        })
+    }
+}
+
+impl Machine {
+    /// The lowest group in training that is not yet scored.
+    pub(super) fn first_train_group(&self) -> Option<u64> {
+        let from = GroupKey { purpose: Purpose::Train, seq: 0 };
+        self.groups.range(from..).next().map(|(key, _)| key.seq)
+    }
+
+    pub(super) fn open_groups(&mut self, out: &mut Vec<Action>) {
+        while self.outstanding < self.max_inflight {
+            if !self.open_eval_group(out) && !(self.wants_train_group() && self.open_train_group(out)) {
+                return;
+            }
+        }
+    }
+
+    fn open_eval_group(&mut self, out: &mut Vec<Action>) -> bool {
+        let (visible, now) = (PolicyVersion(self.visible), self.now);
+        let Some(run) = self.evals.front_mut() else { return false };
+        let Some((env, index)) = run.next(visible, now) else { return false };
+        let step = run.step;
+        let settings = &self.settings.eval[env];
+        let key = GroupKey { purpose: Purpose::Eval, seq: self.eval_seq };
+        self.eval_seq += 1;
+        let (size, task) = (settings.group_size, task_seed(self.settings.seed, "eval-task", &settings.name, index));
+        let seed = derive(self.settings.seed, "eval", fnv1a(&settings.name), step);
+        self.open_group(key, env, index, size, step, derive(seed, "group", index, 0));
+        out.push(Action::FetchTask { key, env, index, seed: task });
+        true
+    }
+
+    fn wants_train_group(&self) -> bool {
+        if !self.open || self.settings.deterministic {
+            return self.open && self.missing > 0;
+        }
+        if self.arrived.len() > self.max_inflight {
+            return false;
+        }
+        let steps_left = (self.last - self.step).saturating_add(1);
+        let wanted = steps_left.saturating_mul(self.settings.batch_size as u64);
+        let coming: usize = self
+            .groups
+            .range(GroupKey { purpose: Purpose::Train, seq: 0 }..)
+            .map(|(_, group)| group.members.len())
+            .chain(self.scoring.iter().map(|s| s.members.len()))
+            .sum();
+        ((self.batcher.pending() + coming) as u64) < wanted
+    }
+
+    fn open_train_group(&mut self, out: &mut Vec<Action>) -> bool {
+        let pick = self.source.pick();
+        let size = self.settings.train[pick.env].group_size;
+        let key = GroupKey { purpose: Purpose::Train, seq: pick.group.0 };
+        self.missing = self.missing.saturating_sub(size as usize);
+        self.open_group(
+            key,
+            pick.env,
+            pick.index,
+            size,
+            self.step,
+            derive(self.settings.seed, "group", pick.group.0, 0),
+        );
+        out.push(Action::FetchTask { key, env: pick.env, index: pick.index, seed: pick.seed });
+        true
+    }
+
+    fn open_group(&mut self, key: GroupKey, env: usize, index: u64, size: u32, step: Step, seed: u64) {
+        let group = Group {
+            env,
+            step,
+            members: (0..size).map(|_| Member::Waiting).collect(),
+            index,
+            seed,
+            task: None,
+            version: PolicyVersion(self.visible),
+            left: size as usize,
+        };
+        self.outstanding += group.left;
+        self.groups.insert(key, group);
+    }
+
+    pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
+        while self.inflight < self.max_inflight {
+            let Some((key, member)) = self.ready.pop_first() else { return };
+            let Some(group) = self.groups.get_mut(&key) else { continue };
+            let Some(task) = group.task.clone() else { continue };
+            let size = group.members.len() as u32;
+            let plan = Plan {
+                purpose: key.purpose,
+                id: id(key, group.index, member),
+                group_size: size,
+                task,
+                seed: derive(group.seed, "member", u64::from(member), 0),
+                prefix_key: (size > 1).then(|| derive(group.seed, "prefix", 0, 0)),
+                step: group.step,
+                version: group.version,
+            };
+            group.members[member as usize] = Member::Running(plan.clone());
+            self.inflight += 1;
+            out.push(Action::Start { key, env: group.env, plan });
+        }
+    }
+
+    pub(super) fn on_task(&mut self, key: GroupKey, task: Result<Task, String>) -> Result<(), Error> {
+        let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
+        let (name, split) = match key.purpose {
+            Purpose::Train => (&self.settings.train[group.env].name, &self.settings.train[group.env].split),
+            Purpose::Eval => (&self.settings.eval[group.env].name, &self.settings.eval[group.env].split),
+        };
+        match task {
+            Ok(task) => {
+                group.task = Some(Arc::new(Task { env: name.clone(), ..task }));
+                self.ready.extend((0..group.members.len() as u32).map(|member| (key, member)));
+                Ok(())
+            }
+            Err(message) => {
+                let task = Arc::new(missing_task(name, split, group.index));
+                for (member, slot) in group.members.iter_mut().enumerate() {
+                    let plan = Plan {
+                        purpose: key.purpose,
+                        id: id(key, group.index, member as u32),
+                        group_size: 0,
+                        task: task.clone(),
+                        seed: 0,
+                        prefix_key: None,
+                        step: group.step,
+                        version: group.version,
+                    };
+                    let message = format!("no task {} of split `{split}`: {message}", group.index);
+                    *slot = Member::Done(plan.failed(ErrorKind::EnvError, message));
+                }
+                self.outstanding -= std::mem::take(&mut group.left);
+                self.complete(key)
+            }
+        }
+    }
+
+    pub(super) fn on_rollout(&mut self, key: GroupKey, member: u32, finished: Finished) -> Result<(), Error> {
+        let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
+        group.members[member as usize] = Member::Done(finished);
+        group.left -= 1;
+        self.inflight -= 1;
+        self.outstanding -= 1;
+        if group.left == 0 { self.complete(key) } else { Ok(()) }
+    }
+
+    fn complete(&mut self, key: GroupKey) -> Result<(), Error> {
+        self.check_first(key)?;
+        match key.purpose {
+            Purpose::Train => self.arrived.push_back(key.seq),
+            Purpose::Eval => {
+                if let (Some(group), Some(run)) = (self.groups.remove(&key), self.evals.front_mut()) {
+                    run.take(group.env, group.end(""));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An environment whose first group fails before any turn will not do better later.
+    fn check_first(&mut self, key: GroupKey) -> Result<(), Error> {
+        let Some(group) = self.groups.get(&key) else { return Ok(()) };
+        if !self.proven.insert((key.purpose, group.env)) {
+            return Ok(());
+        }
+        let mut first = None;
+        for member in &group.members {
+            match member {
+                Member::Done(Finished { rollout, .. }) if rollout.turns.is_empty() => match &rollout.error {
+                    Some(RolloutError { kind: ErrorKind::EnvError, message }) => first = first.or(Some(message)),
+                    _ => return Ok(()),
+                },
+                _ => return Ok(()),
+            }
+        }
+        let env = match key.purpose {
+            Purpose::Train => &self.settings.train[group.env].name,
+            Purpose::Eval => &self.settings.eval[group.env].name,
+        };
+        match first {
+            Some(message) => Err(Error::EnvFailedAtStart { env: env.clone(), message: message.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Cancels training groups under way that are too old to train.
+    pub(super) fn cancel_stale(&mut self, out: &mut Vec<Action>) {
+        let oldest = self.oldest_allowed();
+        self.cancel_train(out, |group| group.version < oldest);
+    }
+
+    /// Cancels training groups; members that had been started are reported as cancelled.
+    pub(super) fn cancel_train(&mut self, out: &mut Vec<Action>, pick: impl Fn(&Group) -> bool) {
+        let from = GroupKey { purpose: Purpose::Train, seq: 0 };
+        let keys: Vec<GroupKey> = self.groups.range(from..).filter(|(_, g)| pick(g)).map(|(key, _)| *key).collect();
+        for key in keys {
+            let Some(group) = self.groups.remove(&key) else { continue };
+            self.arrived.retain(|seq| *seq != key.seq);
+            self.outstanding -= group.left;
+            for (member, slot) in group.members.iter().enumerate() {
+                self.ready.remove(&(key, member as u32));
+                if matches!(slot, Member::Running(_)) {
+                    self.inflight -= 1;
+                    out.push(Action::Cancel { key, member: member as u32 });
+                }
+            }
+            let why = "dropped by the scheduler: its policy is too old, or the run has enough rollouts";
+            for mut rollout in group.end(why) {
+                if rollout.error.is_none() {
+                    fail(&mut rollout, RolloutError { kind: ErrorKind::Cancelled, message: why.into() });
+                }
+                self.batcher.cancelled(&rollout);
+                self.observer.rollout(Purpose::Train, self.step.min(self.last), &rollout);
+            }
+        }
+    }
+}
+
+fn id(key: GroupKey, index: u64, member: u32) -> RolloutId {
+    // Evaluation groups are numbered by their task, training groups by their order in the run.
+    let group = if key.purpose == Purpose::Eval { index } else { key.seq };
+    RolloutId { group: GroupId(group), member }
+}
+
+/// Stands in for a task that the environment could not make.
+fn missing_task(env: &str, split: &str, index: u64) -> Task {
+    Task {
+        env: env.to_owned(),
+        split: split.to_owned(),
+        index,
+        seed: 0,
+        key: String::new(),
+        prompt: Vec::new(),
+        tools: Vec::new(),
+        answer: None,
+        payload: Default::default(),
+        max_turns: None,
+        tags: Vec::new(),
+    }
+}

@@ -1,0 +1,273 @@
+//! What the orchestrator needs from the rest of the product, as traits. Implementations live with whoever assembles a
+//! run; nothing here names a crate, a file or a device.
+
+use crate::{Progress, StepReport};
+use futures::future::BoxFuture;
+use prl_types::{
+    Batch, Eval, FinishReason, Message, Metric, PolicyVersion, RoleSpan, Rollout, RolloutId, Sampled, Score, Step,
+    Streams, Task, TokenId, ToolDef,
+};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+use crate::Sampling;
+
+/// What a rollout is for. Evaluation is dispatched first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Purpose {
+    /// Measures the policy; never trains.
+    Eval,
+    /// Feeds the trainer.
+    Train,
+}
+
+/// One turn to sample.
+#[derive(Clone, Debug)]
+pub struct SampleRequest {
+    /// All tokens before the turn.
+    pub prompt: Arc<[TokenId]>,
+    /// How to draw.
+    pub sampling: Sampling,
+    /// Most tokens to draw, at least 1; already bounded by the context.
+    pub max_tokens: usize,
+    /// Tokens that end the turn.
+    pub stop_token_ids: Arc<[TokenId]>,
+    /// Seed of this turn: a function of run seed, group, member and turn.
+    pub seed: u64,
+    /// Requests with the same key have the same prompt; set on the first turn of a group's members.
+    pub prefix_key: Option<u64>,
+}
+
+/// Why a turn was not sampled.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PolicyError {
+    /// The prompt leaves no room in the context.
+    #[error("the prompt of {prompt} tokens does not fit the context of {limit}")]
+    Overlong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Context length.
+        limit: usize,
+    },
+    /// The engine dropped the request.
+    #[error("the engine cancelled the request")]
+    Cancelled,
+    /// The engine failed.
+    #[error("{0}")]
+    Engine(String),
+}
+
+/// The inference engine.
+pub trait Policy: Send + Sync {
+    /// Samples one turn. Dropping the future cancels it.
+    fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>>;
+
+    /// Makes `version` visible to sampling, between two decode steps; requests that are under way go on with it.
+    /// Called with growing versions, each trained before. With `max_async_level` = L the newest trained version may
+    /// be up to L ahead of `version`, so that many snapshots must be kept.
+    fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>>;
+}
+
+/// How a rollout is to be opened.
+#[derive(Clone, Debug)]
+pub struct OpenRequest {
+    /// Train or eval.
+    pub purpose: Purpose,
+    /// The rollout; `id.member` is its place in the group.
+    pub id: RolloutId,
+    /// Rollouts in the group.
+    pub group_size: u32,
+    /// Seed for all the environment's randomness in this rollout.
+    pub seed: u64,
+    /// The step that the rollout is sampled for.
+    pub step: Step,
+}
+
+/// The environment's word that a rollout is over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stop {
+    /// Cut off by the environment's own limit rather than ended.
+    pub truncated: bool,
+    /// For example `solved`.
+    pub reason: String,
+}
+
+/// What an environment says after `start` or `step`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EnvTurn {
+    /// Appended to the conversation before the next sampled turn.
+    pub messages: Vec<Message>,
+    /// Dense credit for the turn just taken; added to the rollout's reward.
+    pub reward: Option<f64>,
+    /// Set when the rollout is over.
+    pub stop: Option<Stop>,
+    /// Replaces the offered tools from the next sampled turn on.
+    pub tools: Option<Vec<ToolDef>>,
+    /// Added up over turns by name.
+    pub metrics: Vec<Metric>,
+}
+
+/// One sampled turn, for the environment.
+#[derive(Clone, Debug)]
+pub struct StepInput {
+    /// The parsed turn.
+    pub message: Message,
+    /// Why sampling stopped.
+    pub finish: FinishReason,
+    /// Sampled tokens.
+    pub tokens: usize,
+    /// Tokens left before the host cuts the rollout off.
+    pub context_left: usize,
+}
+
+/// A finished rollout with what its environment said before the first turn, which [`Rollout`] does not hold.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// The rollout.
+    pub rollout: Rollout,
+    /// Messages of the environment's `start`, between the task's prompt and the first turn.
+    pub opening: Vec<Message>,
+}
+
+/// One configured environment. Errors are texts for people and cost one rollout.
+pub trait Env: Send + Sync {
+    /// Number of tasks of a split, `None` for an unbounded one.
+    ///
+    /// # Errors
+    /// The split does not exist.
+    fn split_size(&self, split: &str) -> Result<Option<u64>, String>;
+
+    /// Makes a task. The same arguments always give the same task.
+    fn task<'a>(&'a self, split: &'a str, index: u64, seed: u64) -> BoxFuture<'a, Result<Task, String>>;
+
+    /// Opens a rollout of a task.
+    fn open(&self, task: Arc<Task>, request: OpenRequest) -> BoxFuture<'_, Result<Box<dyn Session>, String>>;
+
+    /// Whether [`Env::score_group`] replaces the single scores.
+    fn group_scoring(&self) -> bool {
+        false
+    }
+
+    /// Scores the members of a group that did not fail, in their order. Called only with [`Env::group_scoring`].
+    fn score_group<'a>(
+        &'a self,
+        _task: &'a Task,
+        _members: &'a [&'a Finished],
+    ) -> BoxFuture<'a, Result<Vec<Score>, String>> {
+        Box::pin(async { Err("this environment has no group scoring".to_owned()) })
+    }
+}
+
+/// One rollout inside an environment. Dropping it frees its state.
+pub trait Session: Send {
+    /// Before the first turn.
+    fn start(&mut self) -> BoxFuture<'_, Result<EnvTurn, String>>;
+    /// After each sampled turn, cut-off ones included.
+    fn step(&mut self, input: StepInput) -> BoxFuture<'_, Result<EnvTurn, String>>;
+    /// At the end; `truncated` says why the rollout was cut off, if it was.
+    fn score(&mut self, truncated: Option<String>) -> BoxFuture<'_, Result<Score, String>>;
+}
+
+/// Token ids with the messages they came from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rendered {
+    /// The ids.
+    pub ids: Vec<TokenId>,
+    /// Spans count from the first of `ids`.
+    pub spans: Vec<RoleSpan>,
+}
+
+/// Messages to tokens and back.
+pub trait Renderer: Send + Sync {
+    /// The whole conversation, ready for the next assistant turn.
+    ///
+    /// # Errors
+    /// The template cannot render these messages.
+    fn render(&self, messages: &[Message], tools: &[ToolDef]) -> Result<Rendered, String>;
+
+    /// Only the tokens to append to `previous` (prompt and sampled ids so far) so that `replies` follow and the next
+    /// assistant turn can start. `Ok(None)` when it cannot be proved that this extends `previous` verbatim: the
+    /// conversation is then rendered anew as another sample.
+    ///
+    /// # Errors
+    /// The template cannot render these messages.
+    fn bridge(&self, previous: &[TokenId], replies: &[Message], tools: &[ToolDef]) -> Result<Option<Rendered>, String>;
+
+    /// The assistant message in a sampled turn's ids.
+    fn parse(&self, ids: &[TokenId]) -> Message;
+
+    /// Tokens that end a turn.
+    fn stop_token_ids(&self) -> Arc<[TokenId]>;
+}
+
+/// Turns rewards into per-token streams. Called by one thread at a time, off the asynchronous ones, group after group.
+pub trait Algorithm: Send + Sync {
+    /// Fewest valid rollouts a group needs; 2 where advantages are relative to the group.
+    fn min_group(&self) -> usize {
+        1
+    }
+
+    /// Streams for each sample of each rollout, or `None` for a rollout that shall not train. `group` holds the
+    /// members without an error, in order; at least [`Algorithm::min_group`].
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn score_group(&self, group: &[&Rollout]) -> Result<Vec<Option<Vec<Streams>>>, String>;
+}
+
+/// What a training step reports.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainReport {
+    /// Metrics by full name; none may be NaN or infinite.
+    pub metrics: BTreeMap<String, f64>,
+}
+
+/// The trainer. Steps are called one after another; step n yields policy version n.
+pub trait Trainer: Send + Sync {
+    /// Trains on one batch. `progress` is what a checkpoint of this step must hold to continue after it.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn train(&self, batch: Batch, progress: Progress) -> BoxFuture<'_, Result<TrainReport, String>>;
+}
+
+/// Records what happens. Called from one task, in a deterministic order per kind; must return quickly.
+pub trait Observer: Send + Sync {
+    /// Every dispatched rollout, exactly once, with streams and the filters that apply before batching.
+    fn rollout(&self, purpose: Purpose, step: Step, rollout: &Rollout);
+    /// The rollouts of a batch that train, in order.
+    fn batch(&self, step: Step, effective: &[&Rollout]);
+    /// A step is trained. Steps come in order, a step's evaluation between it and the next.
+    fn step(&self, report: &StepReport);
+    /// An environment's evaluation is complete.
+    fn eval(&self, eval: &Eval, metrics: &BTreeMap<String, f64>);
+}
+
+/// Environment and algorithm of one training environment.
+#[derive(Clone)]
+pub struct TrainDeps {
+    /// The environment.
+    pub env: Arc<dyn Env>,
+    /// Its algorithm.
+    pub algorithm: Arc<dyn Algorithm>,
+}
+
+/// Everything outside the orchestrator.
+#[derive(Clone)]
+pub struct Deps {
+    /// The engine.
+    pub policy: Arc<dyn Policy>,
+    /// The renderer.
+    pub renderer: Arc<dyn Renderer>,
+    /// The trainer.
+    pub trainer: Arc<dyn Trainer>,
+    /// The recorder.
+    pub observer: Arc<dyn Observer>,
+    /// In the order of `Settings::train`.
+    pub train: Vec<TrainDeps>,
+    /// In the order of `Settings::eval`.
+    pub eval: Vec<Arc<dyn Env>>,
+    /// Set to true to stop the run; a dropped sender never stops it.
+    pub stop: watch::Receiver<bool>,
+}

@@ -1,0 +1,368 @@
+//! One rollout, from the environment's start to its score: the multi-turn loop. Token ids only ever grow: a turn's
+//! sampled ids are kept verbatim, and the next prompt either extends them or starts another sample. Knows nothing of
+//! groups, batches or policy updates.
+
+use crate::clock::Clock;
+use crate::seed::derive;
+use crate::{
+    Env, EnvTurn, Finished, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest, Sampling,
+    Session, StepInput, Stop,
+};
+use prl_types::{
+    ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample, Sampled, Score,
+    Step, Task, Timing, TokenId, ToolDef, Truncation, Turn,
+};
+use std::sync::Arc;
+
+/// Largest magnitude of a reward, component or metric; anything beyond is an environment error, since it would drown
+/// every other number it is averaged with.
+const MAX_VALUE: f64 = 1e9;
+
+/// Turns after which any rollout is cut off.
+const MAX_TURNS: u32 = 1000;
+
+/// Cut off by the token limit of a turn.
+pub(crate) const MAX_COMPLETION_TOKENS: &str = "max_completion_tokens";
+/// Cut off by the context length.
+pub(crate) const CONTEXT: &str = "context";
+/// Cut off by the number of turns.
+const TURNS: &str = "max_turns";
+
+/// What all rollouts of one environment share.
+pub(crate) struct Parts {
+    pub policy: Arc<dyn Policy>,
+    pub renderer: Arc<dyn Renderer>,
+    pub env: Arc<dyn Env>,
+    pub sampling: Sampling,
+    pub max_turns: Option<u32>,
+    pub seq_len: usize,
+}
+
+/// One rollout to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub purpose: Purpose,
+    pub id: RolloutId,
+    pub group_size: u32,
+    pub task: Arc<Task>,
+    pub seed: u64,
+    pub prefix_key: Option<u64>,
+    pub step: Step,
+    pub version: PolicyVersion,
+}
+
+impl Plan {
+    /// A rollout record with nothing in it yet.
+    pub(crate) fn blank(&self) -> Rollout {
+        Rollout {
+            id: self.id,
+            task: self.task.clone(),
+            turns: Vec::new(),
+            samples: Vec::new(),
+            streams: Vec::new(),
+            reward: 0.0,
+            score: Score::default(),
+            error: None,
+            truncation: None,
+            stop_condition: String::new(),
+            filters: Vec::new(),
+            is_filtered: false,
+            policy_version: self.version,
+            timing: Timing::default(),
+        }
+    }
+
+    /// The rollout as a failed one.
+    pub(crate) fn failed(&self, kind: ErrorKind, message: impl Into<String>) -> Finished {
+        let mut rollout = self.blank();
+        fail(&mut rollout, RolloutError { kind, message: message.into() });
+        Finished { rollout, opening: Vec::new() }
+    }
+}
+
+/// Marks a rollout as failed.
+pub(crate) fn fail(rollout: &mut Rollout, error: RolloutError) {
+    rollout.stop_condition = "error".into();
+    rollout.error = Some(error);
+}
+
+/// Runs a rollout. Whatever goes wrong ends up in its `error`.
+pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
+    let clock = Clock::start();
+    let mut record = Record { rollout: plan.blank(), opening: Vec::new(), metrics: Vec::new() };
+    let result = drive(&parts, &plan, &mut record, clock).await;
+    let Record { mut rollout, opening, metrics } = record;
+    for metric in metrics {
+        if !rollout.score.metrics.iter().any(|m| m.name == metric.name) {
+            rollout.score.metrics.push(metric);
+        }
+    }
+    if let Err(error) = result {
+        fail(&mut rollout, error);
+    }
+    rollout.timing.total = clock.seconds();
+    Finished { rollout, opening }
+}
+
+/// Σ components plus per-turn rewards.
+///
+/// # Errors
+/// Names the first value that is not a number or too large.
+pub(crate) fn total_reward(score: &Score, turns: &[Turn]) -> Result<f64, RolloutError> {
+    for c in &score.components {
+        check_value(&format!("reward component `{}`", c.name), c.value)?;
+        check_value(&format!("the weight of reward component `{}`", c.name), c.weight)?;
+    }
+    check_metrics(&score.metrics)?;
+    let total = score.total() + turns.iter().filter_map(|t| t.reward).sum::<f64>();
+    check_value("the total reward", total)?;
+    Ok(total)
+}
+
+struct Record {
+    rollout: Rollout,
+    opening: Vec<Message>,
+    metrics: Vec<Metric>,
+}
+
+impl Record {
+    fn take_metrics(&mut self, turn: &EnvTurn) -> Result<(), RolloutError> {
+        for metric in &turn.metrics {
+            match self.metrics.iter_mut().find(|m| m.name == metric.name) {
+                Some(known) => known.value += metric.value,
+                None => self.metrics.push(metric.clone()),
+            }
+        }
+        check_metrics(&self.metrics)
+    }
+
+    fn take_reply(&mut self, reply: &EnvTurn) -> Result<(), RolloutError> {
+        if let Some(reward) = reply.reward {
+            check_value("the turn's reward", reward)?;
+        }
+        if let Some(last) = self.rollout.turns.last_mut() {
+            last.reward = reply.reward;
+            last.replies.clone_from(&reply.messages);
+        }
+        self.take_metrics(reply)
+    }
+
+    fn truncate(&mut self, reason: &str) {
+        self.rollout.truncation = Some(Truncation { reason: reason.to_owned() });
+    }
+}
+
+/// The branch being sampled: all of its ids, and the part of them that no sampled turn has followed yet.
+struct Branch {
+    ids: Vec<TokenId>,
+    pending: Option<Pending>,
+}
+
+enum Pending {
+    Prompt(Rendered),
+    Tail(Rendered),
+}
+
+impl Branch {
+    fn new(prompt: Rendered) -> Self {
+        Branch { ids: prompt.ids.clone(), pending: Some(Pending::Prompt(prompt)) }
+    }
+
+    fn extend(&mut self, tail: Rendered) {
+        self.ids.extend_from_slice(&tail.ids);
+        self.pending = Some(Pending::Tail(tail));
+    }
+
+    /// Adds a sampled turn to the branch's sample, which starts with its first.
+    fn push(&mut self, sampled: &Sampled, temperature: f32, samples: &mut Vec<Sample>) {
+        match self.pending.take() {
+            Some(Pending::Prompt(p)) => samples.push(Sample::from_prompt(&p.ids, p.spans, temperature)),
+            Some(Pending::Tail(tail)) => {
+                if let Some(sample) = samples.last_mut() {
+                    sample.push_context(&tail.ids, &tail.spans);
+                }
+            }
+            None => {}
+        }
+        if let Some(sample) = samples.last_mut() {
+            sample.push_sampled(sampled);
+        }
+        self.ids.extend_from_slice(sampled.ids());
+    }
+}
+
+async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) -> Result<(), RolloutError> {
+    let request = OpenRequest {
+        purpose: plan.purpose,
+        id: plan.id,
+        group_size: plan.group_size,
+        seed: plan.seed,
+        step: plan.step,
+    };
+    let mut session = parts.env.open(plan.task.clone(), request).await.map_err(env_error)?;
+    let start = session.start().await.map_err(env_error)?;
+    record.rollout.timing.setup = clock.seconds();
+    record.take_metrics(&start)?;
+    record.opening.clone_from(&start.messages);
+
+    let mut messages = plan.task.prompt.clone();
+    messages.extend(start.messages);
+    let tools = start.tools.unwrap_or_else(|| plan.task.tools.clone());
+    let mut stop = start.stop;
+    if stop.is_none() {
+        let result = converse(parts, plan, record, session.as_mut(), messages, tools).await;
+        record.rollout.timing.generation = clock.seconds() - record.rollout.timing.setup;
+        stop = result?;
+    }
+    if record.rollout.turns.is_empty() {
+        return Err(RolloutError {
+            kind: ErrorKind::EmptyTrajectory,
+            message: "the environment ended the rollout before the first turn".into(),
+        });
+    }
+    if let Some(stop) = &stop {
+        record.rollout.stop_condition.clone_from(&stop.reason);
+        if stop.truncated && record.rollout.truncation.is_none() {
+            record.truncate(&stop.reason);
+        }
+    } else if let Some(truncation) = &record.rollout.truncation {
+        record.rollout.stop_condition.clone_from(&truncation.reason);
+    }
+    let before = clock.seconds();
+    let reason = record.rollout.truncation.as_ref().map(|t| t.reason.clone());
+    let score = session.score(reason).await.map_err(env_error)?;
+    record.rollout.timing.scoring = clock.seconds() - before;
+    record.rollout.reward = total_reward(&score, &record.rollout.turns)?;
+    record.rollout.score = score;
+    Ok(())
+}
+
+async fn converse(
+    parts: &Parts,
+    plan: &Plan,
+    record: &mut Record,
+    session: &mut dyn Session,
+    mut messages: Vec<Message>,
+    mut tools: Vec<ToolDef>,
+) -> Result<Option<Stop>, RolloutError> {
+    // Greedy turns have their logprobs at temperature 1.
+    let temperature = if parts.sampling.temperature == 0.0 { 1.0 } else { parts.sampling.temperature };
+    let max_turns = [parts.max_turns, plan.task.max_turns].into_iter().flatten().min().unwrap_or(MAX_TURNS);
+    let max_turns = max_turns.clamp(1, MAX_TURNS);
+    let mut branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?);
+    for turn in 0..max_turns {
+        let room = parts.seq_len.saturating_sub(branch.ids.len());
+        let max_tokens = parts.sampling.max_completion_tokens.unwrap_or(usize::MAX).min(room);
+        let sampled = match sample(parts, plan, record, turn, &branch.ids, max_tokens).await {
+            Ok(sampled) => sampled,
+            Err(PolicyError::Overlong { .. }) if turn > 0 => {
+                record.truncate(CONTEXT);
+                break;
+            }
+            Err(error) => return Err(policy_error(&error)),
+        };
+        check_sampled(&sampled, max_tokens)?;
+        branch.push(&sampled, temperature, &mut record.rollout.samples);
+        let message = parts.renderer.parse(sampled.ids());
+        messages.push(message.clone());
+        let tokens = sampled.ids().len();
+        record.rollout.turns.push(Turn { message: message.clone(), tokens, reward: None, replies: Vec::new() });
+        let context_left = parts.seq_len - branch.ids.len();
+        let input = StepInput { message, finish: sampled.finish().clone(), tokens, context_left };
+        let reply = session.step(input).await.map_err(env_error)?;
+        record.take_reply(&reply)?;
+        let cut = *sampled.finish() == FinishReason::Length;
+        if cut {
+            record.truncate(if max_tokens == room { CONTEXT } else { MAX_COMPLETION_TOKENS });
+        }
+        if cut || reply.stop.is_some() {
+            return Ok(reply.stop);
+        }
+        if turn + 1 == max_turns {
+            record.truncate(TURNS);
+            break;
+        }
+        let same_tools = reply.tools.as_ref().is_none_or(|new| *new == tools);
+        let tail = match same_tools {
+            true => parts.renderer.bridge(&branch.ids, &reply.messages, &tools).map_err(render_error)?,
+            false => None,
+        };
+        messages.extend(reply.messages);
+        if let Some(new) = reply.tools {
+            tools = new;
+        }
+        match tail {
+            Some(tail) => branch.extend(tail),
+            None => branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?),
+        }
+    }
+    Ok(None)
+}
+
+async fn sample(
+    parts: &Parts,
+    plan: &Plan,
+    record: &mut Record,
+    turn: u32,
+    ids: &[TokenId],
+    max_tokens: usize,
+) -> Result<Sampled, PolicyError> {
+    if max_tokens == 0 {
+        return Err(PolicyError::Overlong { prompt: ids.len(), limit: parts.seq_len });
+    }
+    let request = SampleRequest {
+        prompt: ids.into(),
+        sampling: parts.sampling.clone(),
+        max_tokens,
+        stop_token_ids: parts.renderer.stop_token_ids(),
+        seed: derive(plan.seed, "turn", u64::from(turn), 0),
+        prefix_key: plan.prefix_key.filter(|_| turn == 0),
+    };
+    let clock = Clock::start();
+    let sampled = parts.policy.sample(request).await;
+    record.rollout.timing.model += clock.seconds();
+    sampled
+}
+
+fn check_sampled(sampled: &Sampled, max_tokens: usize) -> Result<(), RolloutError> {
+    let error = |kind, message: String| Err(RolloutError { kind, message });
+    match (sampled.finish(), sampled.ids().len()) {
+        (FinishReason::Aborted, _) => error(ErrorKind::Cancelled, "sampling was aborted".into()),
+        (_, 0) => error(ErrorKind::EmptyTrajectory, "the engine sampled no token".into()),
+        (_, n) if n > max_tokens => {
+            error(ErrorKind::ProviderError, format!("the engine sampled {n} tokens where {max_tokens} were allowed"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_metrics(metrics: &[Metric]) -> Result<(), RolloutError> {
+    metrics.iter().try_for_each(|m| check_value(&format!("metric `{}`", m.name), m.value))
+}
+
+fn check_value(what: &str, value: f64) -> Result<(), RolloutError> {
+    if value.is_finite() && value.abs() <= MAX_VALUE {
+        return Ok(());
+    }
+    Err(env_error(format!("{what} is {value:e}; values must be finite and at most {MAX_VALUE:e} in magnitude")))
+}
+
+fn env_error(message: String) -> RolloutError {
+    RolloutError { kind: ErrorKind::EnvError, message }
+}
+
+fn render_error(message: String) -> RolloutError {
+    RolloutError {
+        kind: ErrorKind::ProviderError,
+        message: format!("the conversation could not be rendered: {message}"),
+    }
+}
+
+fn policy_error(error: &PolicyError) -> RolloutError {
+    let kind = match error {
+        PolicyError::Overlong { .. } => ErrorKind::OverlongPromptError,
+        PolicyError::Cancelled => ErrorKind::Cancelled,
+        PolicyError::Engine(_) => ErrorKind::ProviderError,
+    };
+    RolloutError { kind, message: error.to_string() }
+}

@@ -1,0 +1,254 @@
+//! The thin asynchronous shell around the state machine: carries its actions out as tokio tasks, feeds their results
+//! back, and stops. Makes no decision about what is sampled or trained.
+
+use crate::clock::Clock;
+use crate::machine::{Action, Event, GroupKey, Machine};
+use crate::rollout::{self, Parts};
+use crate::{Deps, Env, Error, Outcome, Purpose, Settings, scoring};
+use prl_types::Step;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+
+/// Runs to the last step, to a stop, or to an error. Whichever it is, every rollout that was started has reached the
+/// observer exactly once when this returns. A stop starts nothing new, waits up to `stop_grace` for the training step
+/// that is under way, and returns; that step counts only if it came to its end.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
+    settings.validate()?;
+    if deps.train.len() != settings.train.len() || deps.eval.len() != settings.eval.len() {
+        return Err(Error::settings("env", "there must be one environment for each name"));
+    }
+    let sizes = train_sizes(&settings, &deps)?;
+    let counts = eval_counts(&settings, &deps)?;
+    for (env, parts) in settings.train.iter().zip(&deps.train) {
+        let needed = parts.algorithm.min_group();
+        if (env.group_size as usize) < needed {
+            let reason = format!("is {}, but the algorithm needs groups of at least {needed}", env.group_size);
+            return Err(Error::settings(format!("train.env.{}.group_size", env.name), reason));
+        }
+    }
+    let shell = Shell {
+        train: parts(&settings, &deps, deps.train.iter().map(|d| &d.env), |s| {
+            s.train.iter().map(|e| (e.sampling.clone(), e.max_turns)).collect()
+        }),
+        eval: parts(&settings, &deps, deps.eval.iter(), |s| {
+            s.eval.iter().map(|e| (e.sampling.clone(), e.max_turns)).collect()
+        }),
+        splits: Splits {
+            train: settings.train.iter().map(|e| e.split.clone()).collect(),
+            eval: settings.eval.iter().map(|e| e.split.clone()).collect(),
+        },
+        tasks: JoinSet::new(),
+        rollouts: HashMap::new(),
+        clock: Clock::start(),
+        stop_grace: settings.stop_grace,
+        machine: Machine::new(settings, &sizes, counts, deps.observer.clone()),
+        deps,
+    };
+    shell.run().await
+}
+
+fn train_sizes(settings: &Settings, deps: &Deps) -> Result<Vec<Option<u64>>, Error> {
+    let size = |(env, parts): (&crate::TrainEnv, &crate::TrainDeps)| {
+        let key = format!("train.env.{}.split", env.name);
+        match parts.env.split_size(&env.split).map_err(|e| Error::settings(&key, e))? {
+            Some(0) => Err(Error::settings(key, format!("split `{}` has no tasks", env.split))),
+            size => Ok(size),
+        }
+    };
+    settings.train.iter().zip(&deps.train).map(size).collect()
+}
+
+fn eval_counts(settings: &Settings, deps: &Deps) -> Result<Vec<u64>, Error> {
+    let count = |(env, handle): (&crate::EvalEnv, &Arc<dyn Env>)| {
+        let key = |field: &str| format!("eval.env.{}.{field}", env.name);
+        let size = handle.split_size(&env.split).map_err(|e| Error::settings(key("split"), e))?;
+        match (size, env.num_examples) {
+            (None, None) => {
+                let reason = format!("split `{}` is unbounded; say how many of its tasks to evaluate", env.split);
+                Err(Error::settings(key("num_examples"), reason))
+            }
+            (None, Some(n)) if n > 0 => Ok(n),
+            (Some(size), n) if size > 0 && n != Some(0) => Ok(n.unwrap_or(size).min(size)),
+            _ => Err(Error::settings(key("num_examples"), format!("leaves no task of split `{}`", env.split))),
+        }
+    };
+    settings.eval.iter().zip(&deps.eval).map(count).collect()
+}
+
+fn parts<'a>(
+    settings: &Settings,
+    deps: &Deps,
+    envs: impl Iterator<Item = &'a Arc<dyn Env>>,
+    of: impl Fn(&Settings) -> Vec<(crate::Sampling, Option<u32>)>,
+) -> Vec<Arc<Parts>> {
+    let part = |(env, (sampling, max_turns)): (&Arc<dyn Env>, _)| {
+        Arc::new(Parts {
+            policy: deps.policy.clone(),
+            renderer: deps.renderer.clone(),
+            env: env.clone(),
+            sampling,
+            max_turns,
+            seq_len: settings.seq_len,
+        })
+    };
+    envs.zip(of(settings)).map(part).collect()
+}
+
+struct Splits {
+    train: Vec<String>,
+    eval: Vec<String>,
+}
+
+struct Shell {
+    deps: Deps,
+    machine: Machine,
+    train: Vec<Arc<Parts>>,
+    eval: Vec<Arc<Parts>>,
+    splits: Splits,
+    tasks: JoinSet<Event>,
+    rollouts: HashMap<(GroupKey, u32), AbortHandle>,
+    clock: Clock,
+    stop_grace: std::time::Duration,
+}
+
+impl Shell {
+    async fn run(mut self) -> Result<Outcome, Error> {
+        let result = self.work().await;
+        self.machine.stop();
+        self.rollouts.drain().for_each(|(_, task)| task.abort());
+        let stopped = matches!(result, Ok(true));
+        let late = if stopped { self.last_training_step().await } else { Ok(()) };
+        self.tasks.abort_all();
+        self.machine.drain(self.clock.seconds());
+        result.and(late)?;
+        Ok(Outcome { stopped, progress: self.machine.progress().clone() })
+    }
+
+    /// Works until the run is complete (`false`) or stopped (`true`).
+    async fn work(&mut self) -> Result<bool, Error> {
+        if *self.deps.stop.borrow_and_update() {
+            return Ok(true);
+        }
+        let mut stop = self.deps.stop.clone();
+        let actions = self.machine.begin()?;
+        self.carry_out(actions).await?;
+        let mut listening = true;
+        while !self.machine.is_done() {
+            let event = tokio::select! {
+                biased;
+                changed = stop.wait_for(|stop| *stop), if listening => {
+                    if changed.is_ok() {
+                        return Ok(true);
+                    }
+                    listening = false;
+                    continue;
+                }
+                Some(event) = self.tasks.join_next() => event,
+                else => return Err(Error::Panic("nothing is under way, but the run is not complete".into())),
+            };
+            self.take(event).await?;
+        }
+        Ok(false)
+    }
+
+    async fn take(&mut self, event: Result<Event, JoinError>) -> Result<(), Error> {
+        let event = match event {
+            Ok(event) => event,
+            Err(e) if e.is_cancelled() => return Ok(()),
+            Err(e) => return Err(Error::Panic(panic_text(e))),
+        };
+        if let Event::Rollout { key, member, .. } = &event {
+            self.rollouts.remove(&(*key, *member));
+        }
+        let actions = self.machine.handle(event, self.clock.seconds())?;
+        self.carry_out(actions).await
+    }
+
+    /// After a stop: lets the training step that is under way come to its end, within the grace.
+    async fn last_training_step(&mut self) -> Result<(), Error> {
+        let Some(step) = self.machine.training() else { return Ok(()) };
+        let wait = async {
+            while let Some(event) = self.tasks.join_next().await {
+                if let Ok(Event::Trained { step, result }) = event {
+                    return Some(Event::Trained { step, result });
+                }
+            }
+            None
+        };
+        match tokio::time::timeout(self.stop_grace, wait).await {
+            Ok(Some(event)) => self.machine.handle(event, self.clock.seconds()).map(drop),
+            _ => {
+                tracing::warn!(target: "orchestrator", "Stopped during training step {step}, which is given up");
+                Ok(())
+            }
+        }
+    }
+
+    async fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), Error> {
+        for action in actions {
+            match action {
+                Action::FetchTask { key, env, index, seed } => self.fetch(key, env, index, seed),
+                Action::Start { key, env, plan } => {
+                    let parts = self.parts(key.purpose)[env].clone();
+                    let member = plan.id.member;
+                    let handle = self.tasks.spawn(async move {
+                        let finished = Box::new(rollout::run(parts, plan).await);
+                        Event::Rollout { key, member, finished }
+                    });
+                    self.rollouts.insert((key, member), handle);
+                }
+                Action::Cancel { key, member } => {
+                    if let Some(task) = self.rollouts.remove(&(key, member)) {
+                        task.abort();
+                    }
+                }
+                Action::Score { group, env, members } => {
+                    let crate::TrainDeps { env, algorithm } = self.deps.train[env].clone();
+                    self.tasks.spawn(async move {
+                        Event::Scored { group, verdicts: scoring::score(env, algorithm, members).await }
+                    });
+                }
+                Action::SetPolicy(version) => {
+                    let set = self.deps.policy.set_policy(version).await;
+                    set.map_err(|message| Error::Policy { version: version.0, message })?;
+                }
+                Action::Train { batch, progress } => {
+                    let (trainer, step): (_, Step) = (self.deps.trainer.clone(), batch.step);
+                    self.tasks
+                        .spawn(async move { Event::Trained { step, result: trainer.train(batch, progress).await } });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, key: GroupKey, env: usize, index: u64, seed: u64) {
+        let handle = self.parts(key.purpose)[env].env.clone();
+        let split = match key.purpose {
+            Purpose::Train => self.splits.train[env].clone(),
+            Purpose::Eval => self.splits.eval[env].clone(),
+        };
+        self.tasks.spawn(async move { Event::Task { key, task: handle.task(&split, index, seed).await } });
+    }
+
+    fn parts(&self, purpose: Purpose) -> &[Arc<Parts>] {
+        match purpose {
+            Purpose::Train => &self.train,
+            Purpose::Eval => &self.eval,
+        }
+    }
+}
+
+fn panic_text(error: JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(payload) => match payload.downcast_ref::<String>() {
+            Some(text) => text.clone(),
+            None => payload.downcast_ref::<&str>().map_or("unknown", |text| text).to_owned(),
+        },
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,0 +1,153 @@
+//! Which task a group gets. A group's environment is a function of the run's seed and the group's id, its index a
+//! function of how many groups that environment had before: two numbers per environment are the whole state.
+
+use crate::seed::{derive, permutation, stream, unit};
+use crate::{Progress, TrainEnv};
+use prl_types::GroupId;
+use std::collections::BTreeMap;
+
+/// A task to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pick {
+    pub group: GroupId,
+    pub env: usize,
+    pub index: u64,
+    pub seed: u64,
+}
+
+/// Seed of a task: the same task whenever it comes up.
+pub(crate) fn task_seed(run_seed: u64, purpose: &str, env: &str, index: u64) -> u64 {
+    derive(run_seed, purpose, crate::seed::fnv1a(env), index)
+}
+
+struct Cursor {
+    name: String,
+    ratio: f64,
+    size: Option<u64>,
+    taken: u64,
+    table: Vec<u64>,
+    epoch: Option<u64>,
+}
+
+pub(crate) struct TaskSource {
+    seed: u64,
+    next: u64,
+    envs: Vec<Cursor>,
+    total_ratio: f64,
+}
+
+impl TaskSource {
+    /// `sizes[i]` is the number of tasks of environment i, `None` for unbounded; none may be 0.
+    pub(crate) fn new(seed: u64, envs: &[TrainEnv], sizes: &[Option<u64>], resume: Option<&Progress>) -> Self {
+        let cursor = |(env, size): (&TrainEnv, &Option<u64>)| Cursor {
+            name: env.name.clone(),
+            ratio: env.ratio,
+            size: *size,
+            taken: resume.and_then(|p| p.tasks_taken.get(&env.name).copied()).unwrap_or(0),
+            table: Vec::new(),
+            epoch: None,
+        };
+        TaskSource {
+            seed,
+            next: resume.map_or(0, |p| p.next_group),
+            envs: envs.iter().zip(sizes).map(cursor).collect(),
+            total_ratio: envs.iter().map(|e| e.ratio).sum(),
+        }
+    }
+
+    fn env_of(&self, group: u64) -> usize {
+        let mut at = unit(derive(self.seed, "env", group, 0)) * self.total_ratio;
+        for (i, env) in self.envs.iter().enumerate() {
+            at -= env.ratio;
+            if at < 0.0 {
+                return i;
+            }
+        }
+        self.envs.len() - 1
+    }
+
+    /// The next group's task.
+    pub(crate) fn pick(&mut self) -> Pick {
+        let group = self.next;
+        let env = self.env_of(group);
+        self.next += 1;
+        let seed = self.seed;
+        let cursor = &mut self.envs[env];
+        let taken = cursor.taken;
+        cursor.taken += 1;
+        let index = match cursor.size {
+            None => taken,
+            Some(size) => {
+                let epoch = taken / size;
+                if cursor.epoch != Some(epoch) {
+                    let mut rng = stream(seed, "shuffle", crate::seed::fnv1a(&cursor.name), epoch);
+                    cursor.table = permutation(&mut rng, size);
+                    cursor.epoch = Some(epoch);
+                }
+                cursor.table[(taken % size) as usize]
+            }
+        };
+        Pick { group: GroupId(group), env, index, seed: task_seed(seed, "task", &cursor.name, index) }
+    }
+
+    /// The next group's id.
+    pub(crate) fn next_group(&self) -> u64 {
+        self.next
+    }
+
+    /// How many tasks each environment had given before group `at` was picked.
+    pub(crate) fn taken_before(&self, at: u64) -> BTreeMap<String, u64> {
+        let mut taken: Vec<u64> = self.envs.iter().map(|e| e.taken).collect();
+        for group in at..self.next {
+            taken[self.env_of(group)] -= 1;
+        }
+        self.envs.iter().map(|e| e.name.clone()).zip(taken).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Sampling;
+
+    fn env(name: &str, ratio: f64) -> TrainEnv {
+        TrainEnv {
+            name: name.into(),
+            split: "train".into(),
+            ratio,
+            group_size: 2,
+            sampling: Sampling::default(),
+            max_turns: None,
+        }
+    }
+
+    #[test]
+    fn finite_splits_are_shuffled_anew_each_epoch_and_unbounded_ones_count_up() {
+        let mut source = TaskSource::new(3, &[env("a", 1.0)], &[Some(5)], None);
+        let picks: Vec<u64> = (0..10).map(|_| source.pick().index).collect();
+        for epoch in picks.chunks(5) {
+            let mut sorted = epoch.to_vec();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3, 4]);
+        }
+        assert_ne!(picks[..5], picks[5..]);
+        let mut source = TaskSource::new(3, &[env("a", 1.0)], &[None], None);
+        assert_eq!((0..4).map(|_| source.pick().index).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn ratios_are_kept_and_any_point_can_be_resumed() {
+        let envs = [env("a", 3.0), env("b", 1.0)];
+        let sizes = [Some(7), None];
+        let mut source = TaskSource::new(11, &envs, &sizes, None);
+        let picks: Vec<Pick> = (0..4000).map(|_| source.pick()).collect();
+        let share = picks.iter().filter(|p| p.env == 0).count() as f64 / 4000.0;
+        assert!((share - 0.75).abs() < 0.03, "{share}");
+        for at in [0u64, 1, 17, 3999] {
+            let progress = Progress { next_group: at, tasks_taken: source.taken_before(at), ..Progress::default() };
+            let mut again = TaskSource::new(11, &envs, &sizes, Some(&progress));
+            assert_eq!(again.next_group(), at);
+            assert!(picks[at as usize..].iter().take(50).all(|p| *p == again.pick()));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! When a run gives up, and what it says.
+
+use crate::fakes::*;
+use prl_orchestrator::*;
+use prl_types::*;
+use std::sync::Arc;
+
+fn always(fault: Fault) -> Script {
+    Script { fault: Arc::new(move |_, _| Some(fault)), ..Script::default() }
+}
+
+fn fails(script: Script, s: Settings) -> (Error, Arc<World>) {
+    let world = World::new(0, 10, script);
+    let error = block_on(world.run(s)).unwrap_err();
+    world.check_accounting();
+    (error, world)
+}
+
+#[test]
+fn an_environment_that_fails_in_its_first_call_ends_the_run_at_once() {
+    for (fault, text) in [(Fault::Task, "the word list is missing"), (Fault::Open, "trap: unreachable")] {
+        let (error, world) = fails(always(fault), settings(5, 8, 4));
+        assert!(matches!(&error, Error::EnvFailedAtStart { env, .. } if env == "a"), "{error}");
+        assert!(error.to_string().contains(text));
+        assert!(world.opened() <= 8 && world.log.lock().unwrap().trained.is_empty());
+    }
+    let mut s = settings(5, 8, 4);
+    s.eval = vec![eval_env("e", 1)];
+    let only_eval = Script { fault: Arc::new(|task, _| (task.env == "e").then_some(Fault::Open)), ..Script::default() };
+    assert!(matches!(fails(only_eval, s).0, Error::EnvFailedAtStart { env, .. } if env == "e"));
+}
+
+/// https://github.com/huggingface/trl/issues/6714
+#[test]
+fn an_environment_that_always_traps_later_ends_the_run_with_its_words_and_counts() {
+    let (error, world) = fails(always(Fault::Step), Settings { max_error_rate: 1.0, ..settings(5, 4, 4) });
+    let text = error.to_string();
+    assert!(matches!(error, Error::NothingToTrain { step: 1, batches: 10, .. }), "{text}");
+    assert!(text.contains("40 rollouts failed, 40 of them with `EnvError: trap: index out of bounds`"), "{text}");
+    assert!(world.log.lock().unwrap().trained.is_empty());
+}
+
+/// https://github.com/NVIDIA-NeMo/Gym/issues/1351
+#[test]
+fn a_backend_that_goes_away_ends_the_run() {
+    let goes_away = Script {
+        fault: Arc::new(|_, request| request.filter(|r| r.id.group.0 >= 8 && r.id.member > 0).map(|_| Fault::Step)),
+        min_group: 1,
+        ..Script::default()
+    };
+    let s = Settings { max_error_rate: 0.6, post_batch_filters: vec![], ..settings(50, 16, 4) };
+    let (error, world) = fails(goes_away, s);
+    assert!(matches!(error, Error::ErrorRate { window: 32, .. }), "{error}");
+    assert!(error.to_string().contains("index out of bounds"));
+    assert!(world.log.lock().unwrap().trained.len() < 5);
+}
+
+#[test]
+fn ten_empty_batches_end_the_run_and_none_is_shipped() {
+    let solved = Script { reward: Arc::new(|_, _| 1.0), ..Script::default() };
+    let (error, world) = fails(solved, settings(5, 4, 4));
+    let text = error.to_string();
+    assert!(matches!(error, Error::NothingToTrain { step: 1, .. }), "{text}");
+    assert!(text.contains("40 were dropped as `zero_advantage`"), "{text}");
+    let log = world.log.lock().unwrap();
+    assert!(log.trained.is_empty() && log.batches.is_empty() && log.rollouts.len() == 40);
+}
+
+#[test]
+fn a_failed_training_step_ends_the_run_after_what_was_done() {
+    let (error, world) = fails(Script { train_fails_at: 3, ..Script::default() }, settings(9, 8, 4));
+    assert_eq!(error, Error::Trainer { step: 3, message: "device lost".into() });
+    let log = world.log.lock().unwrap();
+    assert_eq!(log.order, ["step 1", "step 2"]);
+}
+
+#[test]
+fn settings_are_checked_before_anything_runs() {
+    let base = || settings(5, 8, 4);
+    let cases: Vec<(Settings, &str)> = vec![
+        (Settings { batch_size: 0, ..base() }, "`batch_size`"),
+        (Settings { max_off_policy_steps: 0, ..base() }, "`max_off_policy_steps`: is 0, but `max_async_level` = 1"),
+        (Settings { train: vec![], ..base() }, "`train.env`"),
+        (Settings { train: vec![train_env("a", 2), train_env("a", 2)], ..base() }, "used twice"),
+        (Settings { train: vec![train_env("a", 1)], ..base() }, "needs groups of at least 2"),
+        (Settings { train: vec![TrainEnv { split: "x".into(), ..train_env("a", 2) }], ..base() }, "no split `x`"),
+        (
+            Settings {
+                train: vec![TrainEnv {
+                    sampling: Sampling { temperature: 0.0, ..Sampling::default() },
+                    ..train_env("a", 2)
+                }],
+                ..base()
+            },
+            "`train.env.a.sampling.temperature`",
+        ),
+        (Settings { eval: vec![EvalEnv { num_examples: Some(0), ..eval_env("e", 1) }], ..base() }, "leaves no task"),
+    ];
+    for (s, text) in cases {
+        let (error, world) = fails(Script::default(), s);
+        assert!(error.to_string().contains(text), "{error}");
+        assert_eq!(world.opened(), 0);
+    }
+    let unbounded = Settings { eval: vec![EvalEnv { num_examples: None, ..eval_env("e", 1) }], ..base() };
+    let (error, _) = fails(Script { size: None, ..Script::default() }, unbounded);
+    assert!(error.to_string().contains("is unbounded"), "{error}");
+}
+
+#[test]
+fn a_hanging_rollout_does_not_keep_a_stop_waiting() {
+    let hangs = Script {
+        fault: Arc::new(|_, request| {
+            request.filter(|r| r.id == RolloutId { group: GroupId(3), member: 2 }).map(|_| Fault::Hang)
+        }),
+        ..Script::default()
+    };
+    let world = World::new(0, 10, hangs);
+    let s = settings(5, 8, 4);
+    let (deps, stop) = world.deps(&s);
+    let outcome = block_on(async {
+        let running = tokio::spawn(run(s, deps));
+        tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
+        stop.send(true).unwrap();
+        tokio::time::timeout(std::time::Duration::from_secs(1), running).await.unwrap().unwrap().unwrap()
+    });
+    assert_eq!((outcome.stopped, outcome.progress.step), (true, 1));
+    world.check_accounting();
+    let log = world.log.lock().unwrap();
+    let kinds: Vec<_> = log.rollouts.iter().filter_map(|(_, _, r)| r.error.as_ref()).map(|e| e.kind).collect();
+    assert_eq!(kinds, [ErrorKind::Cancelled]);
+}

@@ -1,0 +1,7 @@
+//! The shipped crate against fakes of engine, environment, algorithm and trainer, on a paused clock.
+
+mod failures;
+mod fakes;
+mod rollouts;
+mod schedule;
+mod simulation;

@@ -1,0 +1,140 @@
+//! The multi-turn loop: tokens, branches, truncation, rewards and errors of single rollouts.
+
+use crate::fakes::*;
+use prl_orchestrator::*;
+use prl_types::*;
+use std::sync::Arc;
+
+/// The rollouts of a one-step run.
+fn rollouts(script: Script, change: impl Fn(&mut Settings)) -> Vec<Rollout> {
+    let world = World::new(0, 5, script);
+    let mut s = settings(1, 4, 4);
+    s.post_batch_filters.clear();
+    change(&mut s);
+    let _ = block_on(world.run(s));
+    let mut log = world.log.lock().unwrap();
+    log.rollouts.drain(..).map(|(_, _, r)| r).collect()
+}
+
+#[test]
+fn a_bridged_conversation_is_one_verbatim_sample() {
+    for r in rollouts(Script { turns: 3, ..Script::default() }, |_| ()) {
+        assert_eq!((r.turns.len(), r.samples.len()), (3, 1));
+        let sample = &r.samples[0];
+        // "task N", the opening "go", then per turn 7 sampled ids and a rendered reply.
+        let prompt = format!("task {}", r.task.index).len() + 1 + 3 + 1;
+        let reply = "reply 1".len() + 2;
+        assert_eq!(sample.len(), prompt + 3 * 7 + 2 * reply);
+        let mut at = prompt;
+        for (i, turn) in r.turns.iter().enumerate() {
+            let ids = &sample.token_ids()[at..at + 7];
+            assert!(
+                sample.mask()[at..at + 7].iter().all(|m| *m) && sample.logprobs()[at..at + 7].iter().all(|p| *p < 0.0)
+            );
+            let text: Vec<String> = ids[..6].iter().map(u32::to_string).collect();
+            assert_eq!((turn.message.content.clone(), ids[6], turn.tokens), (text.join(" "), STOP, 7));
+            at += 7;
+            if i < 2 {
+                assert!(sample.mask()[at..at + reply].iter().all(|m| !m));
+                assert_eq!((sample.token_ids()[at], sample.token_ids()[at + reply - 1]), (1001, 2000));
+                assert_eq!((turn.reward, turn.replies.len()), (Some(0.25), 1));
+                at += reply;
+            }
+        }
+        assert!(sample.mask()[..prompt].iter().all(|m| !m));
+        let scored = r.score.total();
+        assert_eq!((r.reward, r.stop_condition.as_str(), r.truncation.is_none()), (scored + 0.5, "solved", true));
+        assert_eq!(r.score.metrics, [Metric { name: "replies".into(), value: 2.0 }]);
+        assert_eq!(sample.spans().iter().filter(|s| s.role == Role::Assistant).count(), 3);
+    }
+}
+
+#[test]
+fn an_unprovable_prefix_starts_a_branch_and_each_sampled_token_trains_once() {
+    for r in rollouts(Script { turns: 3, bridge: false, ..Script::default() }, |_| ()) {
+        assert_eq!((r.turns.len(), r.samples.len()), (3, 3));
+        assert!(r.samples.iter().all(|s| s.output_tokens() == 7));
+        assert!(r.samples.windows(2).all(|w| w[0].len() < w[1].len()));
+        assert_eq!(r.streams.len(), 3);
+    }
+}
+
+#[test]
+fn cut_off_rollouts_are_scored_and_say_why() {
+    let reasons = |script: Script, change: fn(&mut Settings)| -> Vec<(String, usize, bool)> {
+        let all = rollouts(script, change);
+        assert!(all.iter().all(|r| r.error.is_none() && !r.score.components.is_empty()));
+        all.into_iter().map(|r| (r.truncation.unwrap().reason, r.turns.len(), r.samples[0].len() <= 60)).collect()
+    };
+    let three = || Script { turns: 3, ..Script::default() };
+    let turns = reasons(three(), |s| s.train[0].max_turns = Some(2));
+    assert!(turns.iter().all(|r| *r == ("max_turns".to_owned(), 2, true)), "{turns:?}");
+    let tokens = reasons(three(), |s| s.train[0].sampling.max_completion_tokens = Some(5));
+    assert!(tokens.iter().all(|r| *r == ("max_completion_tokens".to_owned(), 1, true)), "{tokens:?}");
+    let context = reasons(three(), |s| s.seq_len = 30);
+    assert!(context.iter().all(|r| r.0 == "context" && r.1 == 2), "{context:?}");
+    let long_reply = Script { turns: 3, replies: Arc::new(|_| "x".repeat(500)), ..Script::default() };
+    let overflow = reasons(long_reply, |s| s.seq_len = 60);
+    assert!(overflow.iter().all(|r| *r == ("context".to_owned(), 1, true)), "{overflow:?}");
+}
+
+#[test]
+fn errors_name_whose_fault_it_was_and_never_train() {
+    let cases = [
+        (Fault::Open, ErrorKind::EnvError, "trap: unreachable"),
+        (Fault::Step, ErrorKind::EnvError, "trap: index out of bounds"),
+        (Fault::Score, ErrorKind::EnvError, "division by zero"),
+        (Fault::Reward(f64::NAN), ErrorKind::EnvError, "reward component `main` is NaN"),
+        (Fault::Reward(f64::NEG_INFINITY), ErrorKind::EnvError, "is -inf"),
+        // https://github.com/huggingface/trl/issues/5773
+        (Fault::Reward(1e38), ErrorKind::EnvError, "is 1e38"),
+        (Fault::Engine, ErrorKind::ProviderError, "out of blocks"),
+        (Fault::Empty, ErrorKind::EmptyTrajectory, "sampled no token"),
+    ];
+    for (fault, kind, text) in cases {
+        let fault_of_one = Script {
+            fault: Arc::new(move |_, request| request.filter(|r| r.id.member == 1).map(|_| fault)),
+            ..Script::default()
+        };
+        let world = World::new(0, 5, fault_of_one);
+        block_on(world.run(Settings { post_batch_filters: vec![], ..settings(1, 3, 4) })).unwrap();
+        let log = world.log.lock().unwrap();
+        let failed: Vec<&Rollout> = log.rollouts.iter().map(|(_, _, r)| r).filter(|r| r.error.is_some()).collect();
+        assert_eq!(failed.len(), 1, "{fault:?}");
+        let error = failed[0].error.as_ref().unwrap();
+        assert!(error.kind == kind && error.message.contains(text), "{fault:?}: {error:?}");
+        assert_eq!(log.batches[0].1.iter().map(|id| id.member).collect::<Vec<_>>(), [0, 2, 3]);
+        let m = &log.steps[0].metrics;
+        assert_eq!(m[&format!("train/agg/all/error/{kind:?}")], 1.0);
+        assert_eq!((m["train/agg/all/has_error/mean"], m["errored_rollouts/all/mean"]), (0.25, 0.25));
+        assert!(m.values().chain(log.steps[0].train.values()).all(|v| v.is_finite()));
+        assert!(log.trained[0].0.items.iter().all(|i| i.streams.advantages.iter().flatten().all(|a| a.is_finite())));
+    }
+}
+
+#[test]
+fn an_overlong_prompt_is_an_error_of_its_own() {
+    let all = rollouts(Script::default(), |s| s.seq_len = 5);
+    assert!(!all.is_empty());
+    assert!(all.iter().all(|r| r.error.as_ref().unwrap().kind == ErrorKind::OverlongPromptError));
+}
+
+#[test]
+fn a_group_with_too_few_valid_members_is_dropped() {
+    let only_one_valid = Script {
+        fault: Arc::new(|_, request| request.filter(|r| r.id.group.0 == 0 && r.id.member > 0).map(|_| Fault::Score)),
+        ..Script::default()
+    };
+    let all = rollouts(only_one_valid, |_| ());
+    assert_eq!(all.len(), 8);
+    assert!(all[0].error.is_none() && all[0].is_filtered && all[0].filters == ["incomplete_group"]);
+    assert!(all[1..4].iter().all(|r| r.error.is_some()) && all[4..].iter().all(Rollout::is_effective));
+}
+
+#[test]
+fn group_scores_replace_single_ones() {
+    let all = rollouts(Script { turns: 2, group_scoring: true, ..Script::default() }, |_| ());
+    assert_eq!(all.iter().map(|r| r.reward).collect::<Vec<_>>(), [0.25, 1.25, 2.25, 3.25]);
+    let advantage = all[3].streams[0].advantages.as_ref().unwrap()[0];
+    assert_eq!(advantage, 1.5);
+}
