@@ -97,9 +97,8 @@ impl Algorithm for Grpo {
                 *reward -= mean * fraction;
             }
         }
-        let mean = mean(&rewards);
-        for (i, reward) in rewards.iter().enumerate() {
-            credit.assign(i, reward - mean)?;
+        for (i, advantage) in centred(&rewards).into_iter().enumerate() {
+            credit.assign(i, advantage)?;
         }
         Ok(())
     }
@@ -123,10 +122,15 @@ impl LengthPenalty {
     }
 }
 
-/// The mean, taken around the first value: equal values give exactly that value, so that their advantages are exactly 0.
 fn mean(values: &[f64]) -> f64 {
-    let Some(first) = values.first() else { return 0.0 };
-    first + values.iter().map(|v| v - first).sum::<f64>() / values.len() as f64
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// x_i − mean(x), on differences to the first value: exactly 0 for equal values, and without loss for close ones.
+fn centred(values: &[f64]) -> Vec<f64> {
+    let differences: Vec<f64> = values.iter().map(|v| v - values[0]).collect();
+    let mean = mean(&differences);
+    differences.iter().map(|d| d - mean).collect()
 }
 
 prl_sdk::export!(Grpo);

@@ -5,6 +5,7 @@ use crate::{Algorithm, Hook, export};
 use prl_abi::ids::{role, stream};
 use prl_abi::{Bytes, Description, GroupData, Plugin, Str};
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::mem::size_of;
 use std::ptr;
 
@@ -200,10 +201,10 @@ pub fn check_schema<A: Algorithm>() -> Result<(), String> {
 pub struct Tested<A: Algorithm> {
     table: Plugin,
     instance: *mut c_void,
-    recorder: Box<Recorder>,
-    /// Kept at one address: the instance holds a pointer to it.
-    host: Box<prl_abi::Host>,
-    _algorithm: std::marker::PhantomData<A>,
+    /// Both made by `Box::into_raw`, at fixed addresses, freed on drop; the host points at the recorder.
+    recorder: *mut Recorder,
+    host: *mut prl_abi::Host,
+    _algorithm: PhantomData<A>,
 }
 
 impl<A: Algorithm> Tested<A> {
@@ -216,11 +217,11 @@ impl<A: Algorithm> Tested<A> {
             prl_abi::ERROR
         }
         let table = export::table::<A>(no_description);
-        let mut recorder = Box::new(Recorder::default());
-        let host = Box::new(prl_abi::Host {
+        let recorder = Box::into_raw(Box::new(Recorder::default()));
+        let host = Box::into_raw(Box::new(prl_abi::Host {
             struct_size: size_of::<prl_abi::Host>() as u32,
             abi_version: prl_abi::ABI_VERSION,
-            ctx: ptr::from_mut(&mut *recorder).cast(),
+            ctx: recorder.cast(),
             log,
             metric,
             rng,
@@ -229,14 +230,19 @@ impl<A: Algorithm> Tested<A> {
             write,
             drop: drop_rollout,
             save,
-        });
-        let mut tested =
-            Tested { table, instance: ptr::null_mut(), recorder, host, _algorithm: std::marker::PhantomData };
+        }));
+        let mut tested = Tested { table, instance: ptr::null_mut(), recorder, host, _algorithm: PhantomData };
         let create = tested.table.create.ok_or("no `create` in the table")?;
-        // SAFETY: the host lives in a box until the instance is destroyed.
-        let code = unsafe { create(&*tested.host, Str::new(config), &mut tested.instance) };
+        // SAFETY: the host lives until the instance is destroyed.
+        let code = unsafe { create(host, Str::new(config), &mut tested.instance) };
         tested.outcome(code)?;
         Ok(tested)
+    }
+
+    /// The recorder, between two calls.
+    fn recorder(&mut self) -> &mut Recorder {
+        // SAFETY: made in `new`, freed on drop; callbacks use it only during a call, when this borrow has ended.
+        unsafe { &mut *self.recorder }
     }
 
     /// Scores a group.
@@ -258,19 +264,19 @@ impl<A: Algorithm> Tested<A> {
     fn score(&mut self, group: &GroupBuilder, hook: Option<prl_abi::Score>, name: &str) -> Result<Scored, String> {
         let hook = hook.ok_or_else(|| format!("{name} is not in HOOKS"))?;
         let data = &group.data;
-        self.recorder.scored = Scored {
+        let recorder = self.recorder();
+        recorder.scored = Scored {
             streams: vec![SampleStreams::default(); data.samples()],
             dropped: vec![None; data.rollouts()],
             ..Default::default()
         };
-        self.recorder.data = Some(data.clone());
-        self.recorder.random = 0;
+        recorder.data = Some(data.clone());
+        recorder.random = 0;
         let view = data.view();
-        self.host.ctx = ptr::from_mut(&mut *self.recorder).cast();
         // SAFETY: the instance is alive, the view lives during the call.
         let code = unsafe { hook(self.instance, view.raw()) };
         self.outcome(code)?;
-        Ok(std::mem::take(&mut self.recorder.scored))
+        Ok(std::mem::take(&mut self.recorder().scored))
     }
 
     /// The saved state.
@@ -279,12 +285,11 @@ impl<A: Algorithm> Tested<A> {
     /// The text of the algorithm or of a panic; [`Hook::State`] is not listed.
     pub fn save_state(&mut self) -> Result<Vec<u8>, String> {
         let hook = self.table.save_state.ok_or_else(|| format!("{} is not in HOOKS", Hook::State.as_str()))?;
-        self.recorder.state.clear();
-        self.host.ctx = ptr::from_mut(&mut *self.recorder).cast();
+        self.recorder().state.clear();
         // SAFETY: the instance is alive.
         let code = unsafe { hook(self.instance) };
         self.outcome(code)?;
-        Ok(std::mem::take(&mut self.recorder.state))
+        Ok(std::mem::take(&mut self.recorder().state))
     }
 
     /// Loads a state.
@@ -293,15 +298,14 @@ impl<A: Algorithm> Tested<A> {
     /// As [`Tested::save_state`].
     pub fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
         let hook = self.table.load_state.ok_or_else(|| format!("{} is not in HOOKS", Hook::State.as_str()))?;
-        self.host.ctx = ptr::from_mut(&mut *self.recorder).cast();
         // SAFETY: the instance is alive, the bytes live during the call.
         let code = unsafe { hook(self.instance, Bytes::new(state)) };
         self.outcome(code)
     }
 
     fn outcome(&mut self, code: i32) -> Result<(), String> {
-        let text = self.recorder.error.take();
-        match (code, self.recorder.fault.take()) {
+        let text = self.recorder().error.take();
+        match (code, self.recorder().fault.take()) {
             (prl_abi::OK, None) => Ok(()),
             (prl_abi::OK, Some(fault)) => Err(fault),
             (prl_abi::PANIC, _) => Err(format!("panicked: {}", text.unwrap_or_default())),
@@ -315,6 +319,11 @@ impl<A: Algorithm> Drop for Tested<A> {
         if let (Some(destroy), false) = (self.table.destroy, self.instance.is_null()) {
             // SAFETY: made by `create`, destroyed once.
             unsafe { destroy(self.instance) }
+        }
+        // SAFETY: made by `Box::into_raw` in `new`, freed once, and nothing points at them any more.
+        unsafe {
+            drop(Box::from_raw(self.host));
+            drop(Box::from_raw(self.recorder));
         }
     }
 }
