@@ -1,0 +1,148 @@
+//! Developer's tool behind envs/build.sh: makes a component of a core module, and compares two components by interface
+//! and behaviour. Not part of the product.
+//!
+//! usage: component encode MODULE.wasm OUT.wasm
+//!        component compare COMMITTED.wasm REBUILT.wasm
+
+use prl_environment::{
+    EnvFile, Finish, Isolation, Limits, Pool, PoolConfig, RolloutContext, Sandbox, SandboxConfig,
+};
+use prl_types::{Message, Role, Task};
+use serde_json::{Value, json};
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use wit_component::{ComponentEncoder, DecodedWasm, WitPrinter};
+
+/// Tasks of each split that are played.
+const TASKS: u64 = 8;
+/// Turns after which a rollout is cut off.
+const MAX_TURNS: usize = 4;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Outcome<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["encode", module, out] => {
+            let module = std::fs::read(module)?;
+            let component = ComponentEncoder::default().validate(true).module(&module)?.encode()?;
+            Ok(std::fs::write(out, component)?)
+        }
+        ["compare", committed, rebuilt] => compare(Path::new(committed), Path::new(rebuilt)).await,
+        _ => Err("usage: component encode MODULE OUT | component compare COMMITTED REBUILT".into()),
+    }
+}
+
+async fn compare(committed: &Path, rebuilt: &Path) -> Outcome<()> {
+    same("WIT", &interface(committed)?, &interface(rebuilt)?)?;
+    let sandbox = Sandbox::new(&SandboxConfig::default())?;
+    // Hostile guests are compared too, so calls must not take long.
+    let limits = Limits {
+        memory_bytes: 16 << 20,
+        call_timeout: Duration::from_secs(2),
+        output_bytes: 1 << 20,
+        log_lines: 0,
+        ..Limits::default()
+    };
+    let (committed, rebuilt) = (sandbox.load(committed, &limits).await?, sandbox.load(rebuilt, &limits).await?);
+    same("imports", &committed.imports(), &rebuilt.imports())?;
+    same("description", committed.info(), rebuilt.info())?;
+    let (left, right) = (behaviour(&committed, &limits).await?, behaviour(&rebuilt, &limits).await?);
+    for (left, right) in left.iter().zip(&right) {
+        same("behaviour", left, right)?;
+    }
+    same("number of tasks", &left.len(), &right.len())?;
+    println!("{}: same interface, same behaviour over {} rollouts", committed.path().display(), left.len());
+    Ok(())
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, committed: &T, rebuilt: &T) -> Outcome<()> {
+    if committed == rebuilt {
+        return Ok(());
+    }
+    Err(format!("{what} differs; run envs/build.sh and commit the result\n  committed: {committed:?}\n  rebuilt:   {rebuilt:?}").into())
+}
+
+/// The component's whole interface as WIT text.
+fn interface(path: &Path) -> Outcome<String> {
+    let DecodedWasm::Component(resolve, world) = wit_component::decode(&std::fs::read(path)?)? else {
+        return Err(format!("{} is no component", path.display()).into());
+    };
+    let package = resolve.worlds[world].package.ok_or("a component's world is in a package")?;
+    let others: Vec<_> = resolve.packages.iter().map(|(id, _)| id).filter(|id| *id != package).collect();
+    let mut printer = WitPrinter::default();
+    printer.print(&resolve, package, &others)?;
+    Ok(printer.output.to_string())
+}
+
+/// Everything that the first tasks of each split do when they are answered in a few ways.
+async fn behaviour(file: &EnvFile, limits: &Limits) -> Outcome<Vec<Value>> {
+    let config = PoolConfig {
+        name: file.info().name.clone(),
+        args: json!({}),
+        workers: 1,
+        max_rollouts: 1,
+        isolation: Isolation::Rollout,
+        limits: limits.clone(),
+        log: Arc::new(|_| ()),
+    };
+    let pool = Pool::start(file, config).await?;
+    let mut seen = Vec::new();
+    for split in &file.info().splits {
+        for index in 0..split.size.map_or(TASKS, |size| size.min(TASKS)) {
+            match pool.task(&split.name, index, 7).await {
+                Err(error) => seen.push(json!({ "split": split.name, "index": index, "error": stable(&error) })),
+                Ok(task) => {
+                    let demonstration = task.payload["demonstration"].as_str().map(str::to_owned);
+                    let answer = task.answer.as_ref().map(|answer| answer.as_str().map_or(answer.to_string(), Into::into));
+                    let said = [demonstration, answer, Some("<reversed_text>half".into())];
+                    for said in said.into_iter().flatten() {
+                        seen.push(json!({ "task": task, "said": said, "rollout": play(&pool, &task, &said).await }));
+                    }
+                }
+            }
+        }
+    }
+    Ok(seen)
+}
+
+/// An error without what may differ between builds: addresses and line numbers in a panic's text.
+fn stable(error: &prl_environment::EnvError) -> Value {
+    use prl_environment::Failure;
+    let failure = match &error.failure {
+        Failure::Trap { .. } => "trap".to_owned(),
+        Failure::OutOfMemory { .. } => "out of memory".to_owned(),
+        other => other.to_string(),
+    };
+    json!({ "call": error.call, "failure": failure })
+}
+
+async fn play(pool: &Pool, task: &Task, said: &str) -> Value {
+    let mut turns = Vec::new();
+    let end = rollout(pool, task, said, &mut turns).await;
+    let end = end.map_or_else(|error| stable(&error), |score| json!(score));
+    json!({ "turns": turns, "end": end })
+}
+
+async fn rollout(
+    pool: &Pool,
+    task: &Task,
+    said: &str,
+    turns: &mut Vec<String>,
+) -> Result<prl_types::Score, prl_environment::EnvError> {
+    let context =
+        RolloutContext { id: "0.0".into(), seed: 3, member: 0, group_size: 1, step: 0, eval: false };
+    let mut session = pool.open(task, context).await?;
+    turns.push(format!("{:?}", session.start().await?));
+    for _ in 0..MAX_TURNS {
+        let turn = session.step(&Message::text(Role::Assistant, said), Finish::Stop, 5, None).await?;
+        turns.push(format!("{turn:?}"));
+        if turn.stop.is_some() {
+            return session.score(None).await;
+        }
+    }
+    session.score(Some("max_turns")).await
+}

@@ -1,0 +1,104 @@
+//! Compiled components on disk. Owns a folder that only its user can enter, since loading machine code from it means
+//! trusting it; must not know what the code does. A cache that cannot be used costs time, never a run.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use wasmtime::Engine;
+use wasmtime::component::Component;
+
+/// `$XDG_CACHE_HOME/prl/wasm`, else `$HOME/.cache/prl/wasm`; `None` without either. The variables are handed in.
+pub fn default_cache_dir(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
+    let absolute = |dir: &OsStr| Some(PathBuf::from(dir)).filter(|dir| dir.is_absolute());
+    let base = xdg_cache_home.and_then(absolute).or_else(|| home.and_then(absolute).map(|home| home.join(".cache")));
+    base.map(|base| base.join("prl").join("wasm"))
+}
+
+/// Numbers the unfinished files of this process.
+static WRITES: AtomicU64 = AtomicU64::new(0);
+
+/// A checked cache folder.
+pub struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    /// Makes the folder if need be and refuses one that others could write to.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+        let found = fs::metadata(dir)?;
+        if found.mode() & 0o077 != 0 {
+            return Err(io::Error::other(format!("others may enter it (mode {:o}); run: chmod 700", found.mode() & 0o777)));
+        }
+        // Whoever may create a file here is the owner or root; the file's owner tells which.
+        let probe = dir.join(format!(".probe-{}-{}", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
+        let owner = fs::File::create(&probe)?.metadata()?.uid();
+        fs::remove_file(&probe)?;
+        if owner != found.uid() {
+            return Err(io::Error::other("it belongs to another user"));
+        }
+        Ok(Cache { dir: dir.to_owned() })
+    }
+
+    /// One file for each component, engine version and set of compiler options.
+    fn path(&self, engine: &Engine, sha256: &str) -> PathBuf {
+        let mut hasher = DefaultHasher::new();
+        engine.precompile_compatibility_hash().hash(&mut hasher);
+        self.dir.join(format!("{sha256}-{:016x}.cwasm", hasher.finish()))
+    }
+
+    /// The compiled component, if it is there and usable.
+    pub fn load(&self, engine: &Engine, sha256: &str) -> Option<Component> {
+        let path = self.path(engine, sha256);
+        if !path.is_file() {
+            return None;
+        }
+        // SAFETY: the folder was made by this user with mode 0700 and checked in `open`, so the file is one that
+        // `save` wrote; the engine checks its version and options before it takes the code.
+        match unsafe { Component::deserialize_file(engine, &path) } {
+            Ok(component) => Some(component),
+            Err(error) => {
+                tracing::warn!("compiling anew, the cached `{}` is unusable: {error}", path.display());
+                None
+            }
+        }
+    }
+
+    /// Keeps compiled code, atomically.
+    pub fn save(&self, engine: &Engine, sha256: &str, code: &[u8]) {
+        let path = self.path(engine, sha256);
+        let unique = WRITES.fetch_add(1, Ordering::Relaxed);
+        let partial = path.with_extension(format!("{}-{unique}.tmp", std::process::id()));
+        if let Err(error) = fs::write(&partial, code).and_then(|()| fs::rename(&partial, &path)) {
+            tracing::warn!("cannot keep compiled code in `{}`: {error}", path.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_folder_is_private_or_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("a/b");
+        assert!(Cache::open(&dir).is_ok());
+        assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(Cache::open(&dir).err().unwrap().to_string().contains("mode 755"));
+    }
+
+    #[test]
+    fn its_place_follows_xdg() {
+        let dir = |xdg: Option<&str>, home: Option<&str>| default_cache_dir(xdg.map(OsStr::new), home.map(OsStr::new));
+        assert_eq!(dir(Some("/c"), Some("/h")), Some("/c/prl/wasm".into()));
+        assert_eq!(dir(Some(""), Some("/h")), Some("/h/.cache/prl/wasm".into()));
+        assert_eq!(dir(None, None), None);
+    }
+}

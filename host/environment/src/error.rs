@@ -1,0 +1,251 @@
+//! What can go wrong, as values. Two kinds with different consequences: [`LoadError`] is bad input that ends the
+//! command before a run starts, [`EnvError`] costs one rollout (or the start, when it comes from `configure`).
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A component file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Nothing found under this id.
+    #[error(
+        "no environment `{id}`; looked for {}. Put the file there, set PRL_ENV_PATH, or give a path that ends in .wasm",
+        places.iter().map(|place| format!("`{}`", place.display())).collect::<Vec<_>>().join(", ")
+    )]
+    NotFound {
+        /// As the configuration names it.
+        id: String,
+        /// Files looked for, in order.
+        places: Vec<PathBuf>,
+    },
+    /// The file cannot be read.
+    #[error("cannot read environment `{}`: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No WASM at all.
+    #[error("`{}` is not a WASM file: {reason}", path.display())]
+    NotWasm {
+        /// The file.
+        path: PathBuf,
+        /// What is there instead.
+        reason: &'static str,
+    },
+    /// A core module.
+    #[error(
+        "`{}` is a core WASM module, not a component; wrap it with `wasm-tools component new` or build it with envs/build.sh",
+        path.display()
+    )]
+    CoreModule {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file ends in the middle of a section.
+    #[error("`{}` is cut off: its last section needs {missing} more bytes", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes missing at least.
+        missing: u64,
+    },
+    /// Does not validate or compile.
+    #[error("`{}` is not a valid WASM component: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The validator's or compiler's words.
+        reason: String,
+    },
+    /// A component for something else.
+    #[error(
+        "`{}` is a component but not an environment: it exports {} and not `prl:env/environment`",
+        path.display(), list(exports)
+    )]
+    NotAnEnvironment {
+        /// The file.
+        path: PathBuf,
+        /// What it exports.
+        exports: Vec<String>,
+    },
+    /// Built against another track of the contract.
+    #[error("`{}` was built for prl:env {found}, this prl runs prl:env {supported}: {advice}", path.display())]
+    WrongVersion {
+        /// The file.
+        path: PathBuf,
+        /// The component's version.
+        found: String,
+        /// What this host takes.
+        supported: String,
+        /// What to do.
+        advice: String,
+    },
+    /// Wants something the run does not grant.
+    #[error(
+        "`{}` imports `{import}`, which is not granted; an environment gets {} and nothing else",
+        path.display(), list(granted)
+    )]
+    UngrantedImport {
+        /// The file.
+        path: PathBuf,
+        /// The first import that is not granted.
+        import: String,
+        /// What is.
+        granted: Vec<String>,
+    },
+    /// The right names with the wrong shapes.
+    #[error("`{}` does not match the interface it names: {reason}", path.display())]
+    Interface {
+        /// The file.
+        path: PathBuf,
+        /// The linker's words.
+        reason: String,
+    },
+    /// Fails while it is being described.
+    #[error("`{}` cannot be described: {source}", path.display())]
+    Describe {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: EnvError,
+    },
+    /// The engine or its threads could not be made.
+    #[error("cannot start the WASM sandbox: {0}")]
+    Sandbox(String),
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "nothing".into(),
+        names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A call into an environment that gave nothing usable.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("environment `{env}` (worker {worker}) in `{call}`: {failure}")]
+pub struct EnvError {
+    /// The environment's name in the run.
+    pub env: String,
+    /// The worker, as in its log file's name.
+    pub worker: usize,
+    /// The call of the contract, such as `step`.
+    pub call: &'static str,
+    /// What happened.
+    pub failure: Failure,
+}
+
+impl EnvError {
+    /// What the error is to the rest of the run.
+    pub fn kind(&self) -> prl_types::ErrorKind {
+        match self.failure {
+            Failure::Cancelled => prl_types::ErrorKind::Cancelled,
+            _ => prl_types::ErrorKind::EnvError,
+        }
+    }
+
+    /// Whether the environment says that another try may work.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self.failure, Failure::Guest { retryable: true, .. } | Failure::Lost)
+    }
+}
+
+/// How a call failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Failure {
+    /// The guest crashed: a panic, an uncaught exception, a stack overflow.
+    #[error("it crashed ({reason}){}", said.as_ref().map(|said| format!("; it said: {said}")).unwrap_or_default())]
+    Trap {
+        /// The trap.
+        reason: String,
+        /// The last error line it logged in this call, most often the panic's text.
+        said: Option<String>,
+    },
+    /// One call took too long.
+    #[error("no answer within {}", seconds(limit))]
+    CallTimeout {
+        /// The limit.
+        limit: Duration,
+    },
+    /// All phases of the rollout together took too long.
+    #[error("the rollout took longer than {}", seconds(limit))]
+    RolloutTimeout {
+        /// The limit.
+        limit: Duration,
+    },
+    /// Wanted more memory than its cap.
+    #[error("out of memory: it asked for {wanted_bytes} bytes, the cap is {limit_bytes}")]
+    OutOfMemory {
+        /// Bytes it would have held.
+        wanted_bytes: u64,
+        /// The cap.
+        limit_bytes: u64,
+    },
+    /// Handed over more data than allowed.
+    #[error("it handed over more than {limit_bytes} bytes in one call")]
+    TooMuchData {
+        /// The cap.
+        limit_bytes: u64,
+    },
+    /// Answered with an error of its own.
+    #[error("{code}: {message}")]
+    Guest {
+        /// Its class.
+        code: GuestErrorCode,
+        /// Its text.
+        message: String,
+        /// The guest's advice.
+        retryable: bool,
+    },
+    /// Answered with something that may not reach the trainer.
+    #[error("invalid answer: {0}")]
+    Invalid(String),
+    /// Asked for something it does not offer.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The caller gave the call up before it was done; the rollout is over.
+    #[error("cancelled in the middle of a call")]
+    Cancelled,
+    /// Called after a call that failed or was cancelled.
+    #[error("the rollout is over: an earlier call failed or was cancelled")]
+    Over,
+    /// Another rollout of the same worker ended the instance, and the environment is not deterministic.
+    #[error("its worker was replaced after another rollout's failure, and it cannot be replayed")]
+    Lost,
+}
+
+fn seconds(limit: &Duration) -> String {
+    format!("{} s", limit.as_secs_f64())
+}
+
+/// The contract's error codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestErrorCode {
+    /// The arguments cannot work.
+    InvalidConfig,
+    /// No such task.
+    InvalidTask,
+    /// A call it does not offer.
+    Unsupported,
+    /// Called out of order.
+    InvalidState,
+    /// Something it depends on failed.
+    Upstream,
+    /// A bug of its own.
+    Internal,
+}
+
+impl std::fmt::Display for GuestErrorCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            GuestErrorCode::InvalidConfig => "invalid config",
+            GuestErrorCode::InvalidTask => "invalid task",
+            GuestErrorCode::Unsupported => "unsupported",
+            GuestErrorCode::InvalidState => "invalid state",
+            GuestErrorCode::Upstream => "upstream failure",
+            GuestErrorCode::Internal => "internal error",
+        })
+    }
+}

@@ -1,0 +1,342 @@
+//! The workers of one environment in a run. Owns instances, their replacement, and the bound on live rollouts; must
+//! not know the order in which rollouts are wanted.
+
+use crate::convert;
+use crate::instance::{Identity, Instance};
+use crate::session::{RolloutContext, Session};
+use crate::{EnvError, EnvFile, EnvInfo, Failure, Limits, LogSink};
+use futures::future::BoxFuture;
+use prl_types::{Message, Score, Task};
+use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use tokio::sync::{Mutex, Semaphore};
+
+/// What shares an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// Every rollout has an instance of its own: a crash or a hang costs that rollout only.
+    #[default]
+    Rollout,
+    /// All rollouts of a worker share one, for environments with a costly `configure`. After a crash the others are
+    /// replayed in a new instance when the environment is deterministic, else they fail.
+    Worker,
+}
+
+/// How to run an environment.
+#[derive(Clone)]
+pub struct PoolConfig {
+    /// Its name in the run.
+    pub name: String,
+    /// Its arguments: a JSON object.
+    pub args: Value,
+    /// Workers: log files, and instances under [`Isolation::Worker`].
+    pub workers: usize,
+    /// Rollouts alive at once; `open` waits for a free place.
+    pub max_rollouts: usize,
+    /// What shares an instance.
+    pub isolation: Isolation,
+    /// Bounds for each instance.
+    pub limits: Limits,
+    /// Takes its log.
+    pub log: LogSink,
+}
+
+/// Counts since the pool was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Rollouts opened.
+    pub opened: u64,
+    /// Rollouts alive now.
+    pub live: usize,
+    /// Most rollouts alive at once.
+    pub peak_live: usize,
+    /// Calls that failed, for whatever reason.
+    pub failed: u64,
+    /// Instances ended by a crash, a limit or a cancelled call.
+    pub ended: u64,
+    /// Rollouts replayed in a new instance.
+    pub replayed: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    opened: AtomicU64,
+    live: AtomicUsize,
+    peak_live: AtomicUsize,
+    failed: AtomicU64,
+    ended: AtomicU64,
+    pub(crate) replayed: AtomicU64,
+}
+
+/// A member of a group that is scored as a whole.
+#[derive(Clone, Debug)]
+pub struct GroupMember {
+    /// As it was opened with.
+    pub context: RolloutContext,
+    /// The whole conversation.
+    pub messages: Vec<Message>,
+    /// Why the host cut it off, if it did.
+    pub truncated: Option<String>,
+    /// Its own score.
+    pub score: Score,
+}
+
+/// A configured environment, ready for rollouts. Cloning gives another handle.
+#[derive(Clone)]
+pub struct Pool(pub(crate) Arc<Shared>);
+
+pub(crate) struct Shared {
+    pub file: EnvFile,
+    pub limits: Limits,
+    pub isolation: Isolation,
+    name: Arc<str>,
+    args: String,
+    log: LogSink,
+    /// Makes tasks and scores groups.
+    control: Arc<Seat>,
+    /// One for each worker under [`Isolation::Worker`], else only their number counts.
+    seats: Vec<Arc<Seat>>,
+    workers: usize,
+    next_worker: AtomicUsize,
+    places: Arc<Semaphore>,
+    pub counters: Counters,
+}
+
+impl Pool {
+    /// Configures the environment once, so that bad arguments and crashes show up here.
+    ///
+    /// # Errors
+    /// Whatever `configure` ended with.
+    pub async fn start(file: &EnvFile, config: PoolConfig) -> Result<Self, EnvError> {
+        let workers = config.workers.max(1);
+        let seats = match config.isolation {
+            Isolation::Rollout => Vec::new(),
+            Isolation::Worker => (0..workers).map(|worker| Arc::new(Seat::new(worker))).collect(),
+        };
+        let pool = Pool(Arc::new(Shared {
+            file: file.clone(),
+            isolation: config.isolation,
+            name: config.name.into(),
+            args: config.args.to_string(),
+            log: config.log,
+            control: Arc::new(Seat::new(0)),
+            seats,
+            workers,
+            next_worker: AtomicUsize::new(0),
+            places: Arc::new(Semaphore::new(config.max_rollouts.clamp(1, Semaphore::MAX_PERMITS))),
+            counters: Counters::default(),
+            limits: config.limits,
+        }));
+        pool.0.on_seat(&pool.0.control, "configure", |_, _| Box::pin(async { Ok(()) })).await?;
+        Ok(pool)
+    }
+
+    /// The environment's description.
+    pub fn info(&self) -> &EnvInfo {
+        self.0.file.info()
+    }
+
+    /// The environment's name in the run.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Makes the task at `index` of `split`.
+    ///
+    /// # Errors
+    /// No such split or index, a failure of the guest, or a task that is not valid.
+    pub async fn task(&self, split: &str, index: u64, seed: u64) -> Result<Task, EnvError> {
+        let shared = &self.0;
+        let error = |reason| shared.identity(0).error("get-task", Failure::Unsupported(reason));
+        match shared.file.info().split(split) {
+            None => {
+                let names: Vec<_> = self.info().splits.iter().map(|split| format!("`{}`", split.name)).collect();
+                return Err(error(format!("there is no split `{split}`, only {}", names.join(", "))));
+            }
+            Some(crate::Split { size: Some(size), .. }) if index >= *size => {
+                return Err(error(format!("split `{split}` has {size} tasks, there is no index {index}")));
+            }
+            Some(_) => {}
+        }
+        let (split, limit) = (split.to_owned(), shared.limits.call_timeout);
+        let control = &shared.control;
+        shared
+            .on_seat(control, "get-task", move |instance, _| {
+                Box::pin(async move { instance.task(&split, index, seed, limit).await })
+            })
+            .await
+    }
+
+    /// Begins a rollout of `task`; waits while `max_rollouts` are alive.
+    ///
+    /// # Errors
+    /// A failure of the guest.
+    pub async fn open(&self, task: &Task, context: RolloutContext) -> Result<Session, EnvError> {
+        let shared = &self.0;
+        let place = shared.places.clone().acquire_owned().await;
+        let place = place.map_err(|_| shared.identity(0).error("open", Failure::Cancelled))?;
+        let seat = match shared.isolation {
+            Isolation::Rollout => {
+                let worker = shared.next_worker.fetch_add(1, Ordering::Relaxed) % shared.workers;
+                Arc::new(Seat::new(worker))
+            }
+            // The one with the fewest rollouts, counted by the handles to its seat.
+            Isolation::Worker => {
+                let least = shared.seats.iter().min_by_key(|seat| Arc::strong_count(seat));
+                least.unwrap_or(&shared.control).clone()
+            }
+        };
+        Session::open(shared.clone(), seat, task, context, place).await
+    }
+
+    /// Scores a whole group; one score per member, in order.
+    ///
+    /// # Errors
+    /// [`Failure::Unsupported`] when the environment does not offer it, a failure of the guest, or invalid scores.
+    pub async fn score_group(&self, task: &Task, members: &[GroupMember]) -> Result<Vec<Score>, EnvError> {
+        let shared = &self.0;
+        if !self.info().features.group_scoring {
+            let reason = "it does not score groups".to_owned();
+            return Err(shared.identity(0).error("score-group", Failure::Unsupported(reason)));
+        }
+        let task = convert::task_to(task);
+        let members: Vec<_> = members.iter().map(convert::member_to).collect();
+        let (file, limit) = (shared.file.clone(), shared.limits.call_timeout);
+        let control = &shared.control;
+        shared
+            .on_seat(control, "score-group", move |instance, _| {
+                Box::pin(async move { instance.score_group(file.info(), &task, &members, limit).await })
+            })
+            .await
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> PoolStats {
+        let counters = &self.0.counters;
+        PoolStats {
+            opened: counters.opened.load(Ordering::Relaxed),
+            live: counters.live.load(Ordering::Relaxed),
+            peak_live: counters.peak_live.load(Ordering::Relaxed),
+            failed: counters.failed.load(Ordering::Relaxed),
+            ended: counters.ended.load(Ordering::Relaxed),
+            replayed: counters.replayed.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A place for one instance, which is made when it is first needed and again after each end.
+pub(crate) struct Seat {
+    pub worker: usize,
+    slot: Mutex<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    instance: Option<Instance>,
+    /// How many instances there have been.
+    generation: u64,
+}
+
+impl Seat {
+    fn new(worker: usize) -> Self {
+        Seat { worker, slot: Mutex::default() }
+    }
+}
+
+impl Shared {
+    pub fn identity(&self, worker: usize) -> Identity {
+        Identity { env: self.name.clone(), worker }
+    }
+
+    /// Counts a rollout in.
+    pub fn enter(&self) {
+        self.counters.opened.fetch_add(1, Ordering::Relaxed);
+        let live = self.counters.live.fetch_add(1, Ordering::Relaxed) + 1;
+        self.counters.peak_live.fetch_max(live, Ordering::Relaxed);
+    }
+
+    /// Counts it out.
+    pub fn leave(&self) {
+        self.counters.live.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    async fn make(&self, worker: usize) -> Result<Instance, EnvError> {
+        let (identity, log) = (self.identity(worker), self.log.clone());
+        let engine = self.file.sandbox().engine();
+        let mut instance = Instance::new(engine, self.file.pre(), &self.limits, identity, log).await?;
+        instance.configure(&self.args, self.limits.call_timeout).await?;
+        Ok(instance)
+    }
+
+    /// Runs `work` on the seat's instance, on the sandbox's threads; it is told the instance's generation. An instance
+    /// that did not come back from it alive, be it because the caller gave up, is not used again.
+    pub async fn on_seat<R, F>(self: &Arc<Self>, seat: &Arc<Seat>, call: &'static str, work: F) -> Result<R, EnvError>
+    where
+        R: Send + 'static,
+        F: for<'a> FnOnce(&'a mut Instance, u64) -> BoxFuture<'a, Result<R, EnvError>> + Send + 'static,
+    {
+        let (shared, seat) = (self.clone(), seat.clone());
+        let worker = seat.worker;
+        let result = self.file.sandbox().run(async move {
+            let mut slot = seat.slot.lock().await;
+            let mut guard = EndGuard { shared: &shared, returned: false };
+            let mut instance = match slot.instance.take() {
+                Some(instance) => instance,
+                None => {
+                    slot.generation += 1;
+                    shared.make(seat.worker).await?
+                }
+            };
+            let result = work(&mut instance, slot.generation).await;
+            if instance.is_alive() {
+                guard.returned = true;
+                slot.instance = Some(instance);
+            }
+            result
+        });
+        let result = result.await.unwrap_or_else(|| Err(self.identity(worker).error(call, Failure::Cancelled)));
+        if result.is_err() {
+            self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Like [`Shared::on_seat`] without waiting, and only if the instance of that generation is still there.
+    pub fn on_seat_later<F>(self: &Arc<Self>, seat: &Arc<Seat>, generation: u64, work: F)
+    where
+        F: for<'a> FnOnce(&'a mut Instance) -> BoxFuture<'a, Result<(), EnvError>> + Send + 'static,
+    {
+        let (shared, seat) = (self.clone(), seat.clone());
+        self.file.sandbox().detach(async move {
+            let mut slot = seat.slot.lock().await;
+            if slot.generation != generation {
+                return;
+            }
+            if let Some(mut instance) = slot.instance.take() {
+                let mut guard = EndGuard { shared: &shared, returned: false };
+                if let Err(error) = work(&mut instance).await {
+                    tracing::debug!("{error}");
+                }
+                if instance.is_alive() {
+                    guard.returned = true;
+                    slot.instance = Some(instance);
+                }
+            }
+        });
+    }
+}
+
+/// Counts an instance as ended unless it came back.
+struct EndGuard<'a> {
+    shared: &'a Shared,
+    returned: bool,
+}
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        if !self.returned {
+            self.shared.counters.ended.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
