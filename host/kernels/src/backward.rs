@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use crate::attention::{Rows, Scratch, attend_backward};
 use crate::forward::{Activations, LayerActivations, ROWS, starts};
 use crate::gemm::{Panels, TnJob, tn_acc_many};
+use crate::pool::Buffer;
 use crate::rows::{HeadNormGrads, add, heads_rows_backward, norm_rows, norm_rows_backward, swiglu_rows_backward};
 use crate::shared::{Shared, for_ranges};
 use crate::weights::{Dims, Grads, LayerGrads, LayerView, WeightsView};
@@ -23,7 +24,7 @@ pub fn backward(w: &WeightsView<'_>, acts: Activations, dhidden: &[f32], grads: 
         return;
     }
     let Activations { ids, doc_lens, positions, table, layers, last, .. } = acts;
-    let mut dx = vec![0.0f32; tokens * h];
+    let mut dx = Buffer::zeros(tokens * h);
     let mut partial = vec![0.0f32; tokens.div_ceil(ROWS) * h];
     {
         let (dx, partial) = (Shared::new(&mut dx), Shared::new(&mut partial));
@@ -53,21 +54,21 @@ pub fn backward(w: &WeightsView<'_>, acts: Activations, dhidden: &[f32], grads: 
 /// Buffers that all layers share.
 struct Buffers {
     /// Hidden activation of the feed-forward block [ffn].
-    h: Vec<f32>,
-    dgate_up: Vec<f32>,
+    h: Buffer,
+    dgate_up: Buffer,
     /// Normalised input of the block at hand [hidden].
-    normed: Vec<f32>,
-    dmid: Vec<f32>,
-    dattn: Vec<f32>,
+    normed: Buffer,
+    dmid: Buffer,
+    dattn: Buffer,
     /// Per query head: dq, dk, dv, each [q].
-    dheads: Vec<f32>,
-    dqkv: Vec<f32>,
+    dheads: Buffer,
+    dqkv: Buffer,
     partial: Vec<f32>,
 }
 
 impl Buffers {
     fn new(d: &Dims, tokens: usize) -> Self {
-        let rows = |width: usize| vec![0.0f32; tokens * width];
+        let rows = |width: usize| Buffer::any(tokens * width);
         Self {
             h: rows(d.ffn),
             dgate_up: rows(2 * d.ffn),

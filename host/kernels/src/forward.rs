@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::attention::{Document, QUERY_BLOCK, Rows, Scratch, attend};
 use crate::gemm::Panels;
+use crate::pool::Buffer;
 use crate::rows::{RopeTable, add, heads_rows, norm_rows, sum, swiglu_rows};
 use crate::shared::{Shared, for_ranges};
 use crate::weights::{Dims, LayerView, WeightsView};
@@ -16,17 +17,17 @@ pub(crate) const ROWS: usize = 96;
 /// What one layer leaves for its backward pass; all row-major with one row per token.
 pub(crate) struct LayerActivations {
     /// Residual stream into the layer [hidden].
-    pub x: Vec<f32>,
+    pub x: Buffer,
     /// Rotated queries, rotated keys, values [q + 2 kv].
-    pub qkv: Vec<f32>,
+    pub qkv: Buffer,
     /// Queries and keys before their norm [q + kv]; empty without `qk_norm`.
-    pub raw: Vec<f32>,
+    pub raw: Buffer,
     /// Attention output [q].
-    pub attn: Vec<f32>,
+    pub attn: Buffer,
     /// Residual stream after attention [hidden].
-    pub mid: Vec<f32>,
+    pub mid: Buffer,
     /// Gate and up projections [2 ffn].
-    pub gate_up: Vec<f32>,
+    pub gate_up: Buffer,
 }
 
 /// Result of [`forward`]: the hidden states and what [`backward`](crate::backward()) needs.
@@ -36,8 +37,8 @@ pub struct Activations {
     pub(crate) positions: Vec<u32>,
     pub(crate) table: RopeTable,
     pub(crate) layers: Vec<LayerActivations>,
-    pub(crate) last: Vec<f32>,
-    pub(crate) hidden: Vec<f32>,
+    pub(crate) last: Buffer,
+    pub(crate) hidden: Buffer,
 }
 
 impl Activations {
@@ -101,11 +102,11 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
     let (h, qkv_width) = (d.hidden, d.q_width() + 2 * d.kv_width());
 
     let mut layers: Vec<LayerActivations> = Vec::with_capacity(d.layers);
-    let mut x = vec![0.0f32; tokens * h];
+    let mut x = Buffer::any(tokens * h);
     embed_rows(w, ids, &mut x);
-    let mut hidden = vec![0.0f32; tokens * h];
-    let mut qkv = vec![0.0f32; tokens * qkv_width];
-    let mut raw = vec![0.0f32; if d.qk_norm { tokens * (d.q_width() + d.kv_width()) } else { 0 }];
+    let mut hidden = Buffer::any(tokens * h);
+    let mut qkv = Buffer::any(tokens * qkv_width);
+    let mut raw = Buffer::any(if d.qk_norm { tokens * (d.q_width() + d.kv_width()) } else { 0 });
     if let Some(first) = w.layers.first() {
         let head = Head::pack(d, first);
         let (q, r) = (Shared::new(&mut qkv), Shared::new(&mut raw));
@@ -117,15 +118,15 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
         norm_rows(&x, w.final_norm, d.norm_eps, &mut hidden);
     }
     for (i, layer) in w.layers.iter().enumerate() {
-        let mut attn = vec![0.0f32; tokens * d.q_width()];
+        let mut attn = Buffer::any(tokens * d.q_width());
         attention(d, &qkv, doc_lens, &mut attn);
         let tail = Tail::pack(d, layer);
         let next = w.layers.get(i + 1).map(|l| (l, Head::pack(d, l)));
-        let mut mid = vec![0.0f32; tokens * h];
-        let mut gate_up = vec![0.0f32; tokens * 2 * d.ffn];
-        let mut out = vec![0.0f32; tokens * h];
-        let mut next_qkv = vec![0.0f32; if next.is_some() { qkv.len() } else { 0 }];
-        let mut next_raw = vec![0.0f32; if next.is_some() { raw.len() } else { 0 }];
+        let mut mid = Buffer::any(tokens * h);
+        let mut gate_up = Buffer::any(tokens * 2 * d.ffn);
+        let mut out = Buffer::any(tokens * h);
+        let mut next_qkv = Buffer::any(if next.is_some() { qkv.len() } else { 0 });
+        let mut next_raw = Buffer::any(if next.is_some() { raw.len() } else { 0 });
         {
             let (mid, gate_up, out) = (Shared::new(&mut mid), Shared::new(&mut gate_up), Shared::new(&mut out));
             let (q, r, hidden) = (Shared::new(&mut next_qkv), Shared::new(&mut next_raw), Shared::new(&mut hidden));

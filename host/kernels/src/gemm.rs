@@ -9,15 +9,17 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::micro::{Kernel, LANE_GROUP, Tile, kernel};
+use crate::micro::{Kernel, LANE_GROUP, LANES_MAX, NARROW, Tile, kernel};
 use crate::shared::{Shared, for_ranges};
+use crate::simd::{Isa, isa};
 
 /// Longest stretch of k for which a packed panel is kept near the core.
 const K_BLOCK: usize = 512;
-/// Output rows per task of a transposed product: a multiple of every kernel's row count.
-const TN_ROWS: usize = 96;
-/// Largest tile of any kernel, in elements.
-const TILE_MAX: usize = 6 * 64;
+/// Most output rows per task of a transposed product, and its stretch of k.
+const TN_ROWS: usize = 288;
+const TN_K_BLOCK: usize = 256;
+/// Columns of a token-lane product gathered before they are transposed into place: a multiple of every row count.
+const COLUMNS: usize = 24;
 /// Below this many multiply-adds a product stays on the calling thread.
 const PARALLEL_MIN: usize = 1 << 17;
 
@@ -69,25 +71,28 @@ pub(crate) struct TnJob<'a> {
 
 /// Several transposed products as one parallel region.
 pub(crate) fn tn_acc_many(jobs: &[TnJob<'_>]) {
-    let mut tasks: Vec<(usize, Range<usize>, usize)> = Vec::new();
+    let threads = rayon::current_num_threads();
+    let work: usize = jobs.iter().map(|j| j.m * j.n * j.k).sum();
+    let mut tasks: Vec<(usize, Range<usize>)> = Vec::new();
     for (i, j) in jobs.iter().enumerate() {
         if j.k > 0 && j.m > 0 {
             assert!(j.x.len() >= (j.k - 1) * j.ldx + j.m && j.w.len() >= (j.k - 1) * j.ldw + j.n);
         }
         assert!(j.y.len() >= j.m * j.n);
-        let pieces = j.m.div_ceil(TN_ROWS).max(1);
+        // About three tasks a thread in all, so that they even out.
+        let share = if threads == 1 { 1 } else { (3 * threads * j.m * j.n * j.k).div_ceil(work.max(1)) };
+        let pieces = share.max(j.m.div_ceil(TN_ROWS));
         let rows = j.m.div_ceil(pieces).next_multiple_of(12);
-        tasks.extend((0..j.m).step_by(rows.max(1)).map(|r| (i, r..(r + rows).min(j.m), rows * j.n * j.k)));
+        tasks.extend((0..j.m).step_by(rows.max(1)).map(|r| (i, r..(r + rows).min(j.m))));
     }
-    let work: usize = tasks.iter().map(|t| t.2).sum();
-    let run = |(i, r, _): &(usize, Range<usize>, usize)| {
+    let run = |(i, r): &(usize, Range<usize>)| {
         let j = &jobs[*i];
         // SAFETY: tasks own disjoint rows of their y; extents checked above.
         unsafe {
             tn_acc(r.len(), j.n, j.k, j.x.as_ptr().add(r.start), j.ldx, j.w.as_ptr(), j.ldw, j.y.at(r.start * j.n), j.n)
         }
     };
-    if work < PARALLEL_MIN || tasks.len() < 2 {
+    if work < PARALLEL_MIN || threads == 1 {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().with_max_len(1).for_each(run);
@@ -236,17 +241,18 @@ pub(crate) unsafe fn nt(
     let (x, w, y) = (Shared::of(x.cast_mut()), Shared::of(w.cast_mut()), Shared::of(y));
     if m * (n + k) <= 2 * n * k / 3 {
         let kern = kernel();
-        let mut packed = vec![0.0f32; m.div_ceil(kern.lanes) * kern.lanes * k];
-        for (p, panel) in packed.chunks_exact_mut(kern.lanes * k.max(1)).enumerate() {
-            let row0 = p * kern.lanes;
+        let width = if m <= NARROW { NARROW } else { kern.lanes.min(m.next_multiple_of(LANE_GROUP)) };
+        let mut packed = vec![0.0f32; m.div_ceil(width) * width * k];
+        for (p, panel) in packed.chunks_exact_mut(width * k.max(1)).enumerate() {
+            let row0 = p * width;
             // SAFETY: rows row0.. of x.
-            unsafe { transpose(x.at(row0 * ldx), ldx, kern.lanes.min(m - row0), k, panel.as_mut_ptr(), kern.lanes) }
+            unsafe { transpose(x.at(row0 * ldx), ldx, width.min(m - row0), k, panel.as_mut_ptr(), width) }
         }
-        let step = n.div_ceil(threads * 2).next_multiple_of(48);
+        let step = n.div_ceil(threads * 2).next_multiple_of(2 * COLUMNS);
         let step = if threads == 1 { n } else { step };
         for_ranges(threads > 1, n, step, |r| {
             // SAFETY: tasks own disjoint columns of y.
-            unsafe { nt_lanes(kern, m, r, k, &packed, w.at(0), y.at(0), ldy) }
+            unsafe { nt_lanes(kern, width, m, r, k, &packed, w.at(0), y.at(0), ldy) }
         });
     } else {
         // SAFETY: w holds n rows of k.
@@ -259,9 +265,13 @@ pub(crate) unsafe fn nt(
     }
 }
 
-/// Columns `cols` of `y = x · wᵀ` with x packed, token lanes.
+/// Columns `cols` of `y = x · wᵀ`, tokens on the lane side: x is packed `width` lanes to a panel, w streams through.
+///
+/// # Safety
+/// As [`nt`]; `packed` must hold whole panels.
 unsafe fn nt_lanes(
     kern: &Kernel,
+    width: usize,
     m: usize,
     cols: Range<usize>,
     k: usize,
@@ -270,36 +280,33 @@ unsafe fn nt_lanes(
     y: *mut f32,
     ldy: usize,
 ) {
-    let mut buffer = [0.0f32; TILE_MAX];
-    let mut col = cols.start;
-    while col < cols.end {
-        let height = kern.rows.min(cols.end - col);
-        for p in 0..m.div_ceil(kern.lanes) {
-            let row0 = p * kern.lanes;
-            let width = kern.lanes.min(m - row0);
+    let mut buffer = [0.0f32; COLUMNS * LANES_MAX];
+    for col in cols.clone().step_by(COLUMNS) {
+        let height = COLUMNS.min(cols.end - col);
+        for p in 0..m.div_ceil(width) {
+            let row0 = p * width;
+            let rows = width.min(m - row0);
             // SAFETY: the panel is whole, the weight rows and the output columns are inside their matrices.
             unsafe {
                 let t = Tile {
                     k,
-                    a: packed.as_ptr().add(p * k * kern.lanes),
-                    a_k: kern.lanes,
+                    a: packed.as_ptr().add(p * k * width),
+                    a_k: width,
                     b: w.add(col * k),
                     b_row: k,
                     b_k: 1,
                     c: buffer.as_mut_ptr(),
-                    c_row: kern.lanes,
+                    c_row: width,
                     accumulate: false,
                 };
-                kern.block(width.next_multiple_of(LANE_GROUP), height, &t);
-                for i in 0..width {
-                    let out = y.add((row0 + i) * ldy + col);
-                    for r in 0..height {
-                        *out.add(r) = buffer[r * kern.lanes + i];
-                    }
+                if width == NARROW {
+                    kern.narrow(height, &t);
+                } else {
+                    kern.block(rows.next_multiple_of(LANE_GROUP), height, &t);
                 }
+                transpose(buffer.as_ptr(), width, height, rows, y.add(row0 * ldy + col), ldy);
             }
         }
-        col += height;
     }
 }
 
@@ -352,7 +359,7 @@ pub(crate) unsafe fn nn(
     }
 }
 
-/// `y[m, n] += x[k, m]ᵀ · w[k, n]` on the calling thread, m at most a little above [`TN_ROWS`].
+/// `y[m, n] += x[k, m]ᵀ · w[k, n]` on the calling thread.
 ///
 /// # Safety
 /// As [`nt`].
@@ -368,11 +375,11 @@ unsafe fn tn_acc(
     ldy: usize,
 ) {
     let kern = kernel();
-    let mut panel = vec![0.0f32; kern.lanes * K_BLOCK.min(k.max(1))];
-    let mut rows = vec![0.0f32; m * K_BLOCK.min(k.max(1))];
+    let mut panel = vec![0.0f32; kern.lanes * TN_K_BLOCK.min(k.max(1))];
+    let mut rows = vec![0.0f32; m * TN_K_BLOCK.min(k.max(1))];
     let mut k0 = 0;
     while k0 < k {
-        let depth = K_BLOCK.min(k - k0);
+        let depth = TN_K_BLOCK.min(k - k0);
         // SAFETY: inside the operands by the caller's word.
         unsafe {
             for i in 0..depth {
@@ -407,13 +414,74 @@ unsafe fn tn_acc(
 /// `dst[c][r] = src[r][c]` for `rows × cols`, rows `ld_src` and `ld_dst` apart.
 ///
 /// # Safety
-/// Both sides must hold what shapes and strides say.
+/// Both sides must hold what shapes and strides say and not overlap.
 pub(crate) unsafe fn transpose(src: *const f32, ld_src: usize, rows: usize, cols: usize, dst: *mut f32, ld_dst: usize) {
-    // SAFETY: by the caller's word.
+    let (whole_rows, whole_cols) =
+        if cfg!(target_arch = "x86_64") && isa() != Isa::Portable { (rows / 8 * 8, cols / 8 * 8) } else { (0, 0) };
+    // SAFETY: by the caller's word; the instruction set was checked.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if whole_rows > 0 && whole_cols > 0 {
+            transpose_blocks(src, ld_src, whole_rows, whole_cols, dst, ld_dst);
+        }
         for c in 0..cols {
-            for r in 0..rows {
+            for r in (if c < whole_cols { whole_rows } else { 0 })..rows {
                 *dst.add(c * ld_dst + r) = *src.add(r * ld_src + c);
+            }
+        }
+    }
+}
+
+/// [`transpose`] of whole blocks of 8 × 8.
+///
+/// # Safety
+/// As [`transpose`]; AVX2 must be present.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn transpose_blocks(src: *const f32, ld_src: usize, rows: usize, cols: usize, dst: *mut f32, ld_dst: usize) {
+    use std::arch::x86_64::*;
+    for r in (0..rows).step_by(8) {
+        for c in (0..cols).step_by(8) {
+            // SAFETY: the block lies in both matrices by the caller's word.
+            unsafe {
+                let s = src.add(r * ld_src + c);
+                let d = dst.add(c * ld_dst + r);
+                let row = |i: usize| _mm256_loadu_ps(s.add(i * ld_src));
+                // Pairs of rows, then fours, then halves.
+                let (a0, a1) = (_mm256_unpacklo_ps(row(0), row(1)), _mm256_unpackhi_ps(row(0), row(1)));
+                let (a2, a3) = (_mm256_unpacklo_ps(row(2), row(3)), _mm256_unpackhi_ps(row(2), row(3)));
+                let (a4, a5) = (_mm256_unpacklo_ps(row(4), row(5)), _mm256_unpackhi_ps(row(4), row(5)));
+                let (a6, a7) = (_mm256_unpacklo_ps(row(6), row(7)), _mm256_unpackhi_ps(row(6), row(7)));
+                let (b0, b1) = (_mm256_shuffle_ps::<0x44>(a0, a2), _mm256_shuffle_ps::<0xee>(a0, a2));
+                let (b2, b3) = (_mm256_shuffle_ps::<0x44>(a1, a3), _mm256_shuffle_ps::<0xee>(a1, a3));
+                let (b4, b5) = (_mm256_shuffle_ps::<0x44>(a4, a6), _mm256_shuffle_ps::<0xee>(a4, a6));
+                let (b6, b7) = (_mm256_shuffle_ps::<0x44>(a5, a7), _mm256_shuffle_ps::<0xee>(a5, a7));
+                for (i, (low, high)) in [(b0, b4), (b1, b5), (b2, b6), (b3, b7)].into_iter().enumerate() {
+                    _mm256_storeu_ps(d.add(i * ld_dst), _mm256_permute2f128_ps::<0x20>(low, high));
+                    _mm256_storeu_ps(d.add((i + 4) * ld_dst), _mm256_permute2f128_ps::<0x31>(low, high));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transpose_of_any_shape() {
+        for (rows, cols) in [(1, 1), (8, 8), (9, 17), (24, 7), (64, 40)] {
+            let (ld_src, ld_dst) = (cols + 3, rows + 2);
+            let src: Vec<f32> = (0..rows * ld_src).map(|i| i as f32).collect();
+            let mut dst = vec![-1.0; cols * ld_dst];
+            // SAFETY: the buffers have these extents.
+            unsafe { transpose(src.as_ptr(), ld_src, rows, cols, dst.as_mut_ptr(), ld_dst) };
+            for c in 0..cols {
+                for r in 0..ld_dst {
+                    let want = if r < rows { src[r * ld_src + c] } else { -1.0 };
+                    assert_eq!(dst[c * ld_dst + r], want, "{rows} x {cols} at {r}, {c}");
+                }
             }
         }
     }

@@ -16,6 +16,7 @@ mod forward;
 mod gemm;
 mod head;
 mod micro;
+mod pool;
 mod rows;
 mod shared;
 mod simd;

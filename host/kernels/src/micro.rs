@@ -9,6 +9,10 @@ use crate::simd::{Isa, isa};
 
 /// Lanes are handled in groups of this many: operands on the lane side are padded to it.
 pub(crate) const LANE_GROUP: usize = 16;
+/// Lanes of the widest tile of any kernel.
+pub(crate) const LANES_MAX: usize = 64;
+/// Lanes of the narrow tile, for products of very few rows.
+pub(crate) const NARROW: usize = 8;
 
 /// One register tile. Strides count elements.
 #[derive(Clone, Copy)]
@@ -37,6 +41,10 @@ pub(crate) struct Kernel {
     pub rows: usize,
     /// Runs a tile of `lanes` (a multiple of [`LANE_GROUP`]) and `rows`, neither above the full tile.
     run: unsafe fn(lanes: usize, rows: usize, tile: &Tile),
+    /// Rows of a full narrow tile.
+    narrow_rows: usize,
+    /// Runs a tile of [`NARROW`] lanes and at most `narrow_rows` rows.
+    run_narrow: unsafe fn(rows: usize, tile: &Tile),
 }
 
 /// The kernel of this process.
@@ -51,12 +59,28 @@ pub(crate) fn kernel() -> &'static Kernel {
 }
 
 #[cfg(target_arch = "x86_64")]
-static AVX512: Kernel = Kernel { lanes: 64, rows: 6, run: x86::run_avx512 };
+static AVX512: Kernel =
+    Kernel { lanes: 64, rows: 6, run: x86::run_avx512, narrow_rows: 12, run_narrow: x86::run_narrow };
 #[cfg(target_arch = "x86_64")]
-static AVX2: Kernel = Kernel { lanes: 16, rows: 6, run: x86::run_avx2 };
-static PORTABLE: Kernel = Kernel { lanes: 16, rows: 4, run: run_portable };
+static AVX2: Kernel = Kernel { lanes: 16, rows: 6, run: x86::run_avx2, narrow_rows: 12, run_narrow: x86::run_narrow };
+static PORTABLE: Kernel =
+    Kernel { lanes: 16, rows: 4, run: run_portable, narrow_rows: 4, run_narrow: run_narrow_portable };
 
 impl Kernel {
+    /// Runs `tile` over any number of rows and [`NARROW`] lanes.
+    ///
+    /// # Safety
+    /// As [`Kernel::block`].
+    pub unsafe fn narrow(&self, rows: usize, tile: &Tile) {
+        for r in (0..rows).step_by(self.narrow_rows) {
+            // SAFETY: stays inside the extents that the caller vouches for.
+            unsafe {
+                let t = Tile { b: tile.b.add(r * tile.b_row), c: tile.c.add(r * tile.c_row), ..*tile };
+                (self.run_narrow)(self.narrow_rows.min(rows - r), &t);
+            }
+        }
+    }
+
     /// Runs `tile` over any number of rows and any multiple of [`LANE_GROUP`] lanes.
     ///
     /// # Safety
@@ -198,31 +222,48 @@ mod x86 {
         // SAFETY: passed on to the caller.
         unsafe { by_rows!(tile256, 2, rows, t) }
     }
+
+    /// # Safety
+    /// As [`tile256`].
+    pub(super) unsafe fn run_narrow(rows: usize, t: &Tile) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match rows {
+                12 => tile256::<1, 12>(t),
+                1..=6 => by_rows!(tile256, 1, rows, t),
+                _ => {
+                    tile256::<1, 6>(t);
+                    let t = Tile { b: t.b.add(6 * t.b_row), c: t.c.add(6 * t.c_row), ..*t };
+                    by_rows!(tile256, 1, rows - 6, &t);
+                }
+            }
+        }
+    }
 }
 
 /// # Safety
 /// See [`Kernel::block`].
-unsafe fn tile_portable<const NR: usize>(t: &Tile) {
+unsafe fn tile_portable<const NL: usize, const NR: usize>(t: &Tile) {
     use crate::simd::{PORTABLE_FMA, fma};
     // SAFETY: the caller vouches for every element reached.
     unsafe {
-        let mut acc = [[0.0f32; 16]; NR];
+        let mut acc = [[0.0f32; NL]; NR];
         if t.accumulate {
             for r in 0..NR {
-                acc[r] = t.c.add(r * t.c_row).cast::<[f32; 16]>().read_unaligned();
+                acc[r] = t.c.add(r * t.c_row).cast::<[f32; NL]>().read_unaligned();
             }
         }
         for k in 0..t.k {
-            let a = t.a.add(k * t.a_k).cast::<[f32; 16]>().read_unaligned();
+            let a = t.a.add(k * t.a_k).cast::<[f32; NL]>().read_unaligned();
             for r in 0..NR {
                 let b = *t.b.add(r * t.b_row + k * t.b_k);
-                for l in 0..16 {
+                for l in 0..NL {
                     acc[r][l] = fma::<PORTABLE_FMA>(a[l], b, acc[r][l]);
                 }
             }
         }
         for r in 0..NR {
-            t.c.add(r * t.c_row).cast::<[f32; 16]>().write_unaligned(acc[r]);
+            t.c.add(r * t.c_row).cast::<[f32; NL]>().write_unaligned(acc[r]);
         }
     }
 }
@@ -233,10 +274,24 @@ unsafe fn run_portable(_lanes: usize, rows: usize, t: &Tile) {
     // SAFETY: passed on to the caller.
     unsafe {
         match rows {
-            1 => tile_portable::<1>(t),
-            2 => tile_portable::<2>(t),
-            3 => tile_portable::<3>(t),
-            _ => tile_portable::<4>(t),
+            1 => tile_portable::<16, 1>(t),
+            2 => tile_portable::<16, 2>(t),
+            3 => tile_portable::<16, 3>(t),
+            _ => tile_portable::<16, 4>(t),
+        }
+    }
+}
+
+/// # Safety
+/// See [`Kernel::block`].
+unsafe fn run_narrow_portable(rows: usize, t: &Tile) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        match rows {
+            1 => tile_portable::<NARROW, 1>(t),
+            2 => tile_portable::<NARROW, 2>(t),
+            3 => tile_portable::<NARROW, 3>(t),
+            _ => tile_portable::<NARROW, 4>(t),
         }
     }
 }
@@ -261,7 +316,7 @@ mod tests {
             accumulate,
         };
         // SAFETY: the three buffers have exactly these extents.
-        unsafe { kernel.block(lanes, rows, &tile) };
+        unsafe { if lanes == NARROW { kernel.narrow(rows, &tile) } else { kernel.block(lanes, rows, &tile) } };
         c
     }
 
@@ -279,9 +334,15 @@ mod tests {
             }
         }
         for (kernel, fused) in kernels {
-            for (lanes, rows, k, accumulate) in
-                [(16, 1, 1, false), (48, 7, 33, true), (80, 13, 5, false), (64, 6, 0, true)]
-            {
+            for (lanes, rows, k, accumulate) in [
+                (8, 1, 9, true),
+                (8, 11, 40, false),
+                (8, 24, 7, true),
+                (16, 1, 1, false),
+                (48, 7, 33, true),
+                (80, 13, 5, false),
+                (64, 6, 0, true),
+            ] {
                 let got = run(kernel, lanes, rows, k, accumulate);
                 for r in 0..rows {
                     for l in 0..lanes {
