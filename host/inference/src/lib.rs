@@ -1,1 +1,19 @@
-//! The in-process engine: scheduler, KV cache, sampler.
+//! The in-process engine: scheduler, KV caches keyed by policy version, sampler.
+//!
+//! Owns how requests share steps of the model and how tokens are drawn. Must not know environments, rewards, training,
+//! or where weights come from. A request's tokens depend on its prompt, its sampling parameters, its seed and the
+//! weights, never on its neighbours or on timing.
+
+mod clock;
+mod engine;
+mod error;
+mod forward;
+mod sampler;
+mod scheduler;
+mod stop;
+
+pub use engine::{Engine, EngineConfig, Handle, Request};
+pub use error::InferenceError;
+pub use sampler::{SamplingParams, draw};
+pub use scheduler::Stats;
+pub use stop::Decode;

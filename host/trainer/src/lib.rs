@@ -1,1 +1,27 @@
-//! Loss components, optimisers, schedules, and the gradient step.
+//! Loss components, optimiser, schedules and the gradient step, for reinforcement learning and supervised fine-tuning.
+//!
+//! Owns how per-token streams become gradients and gradients become weights. Algorithm-blind: must not know an
+//! algorithm's name, an environment, how tokens were sampled, or where checkpoints live. Everything here is synchronous;
+//! nothing prints.
+
+mod clock;
+mod documents;
+mod error;
+mod loss;
+mod metrics;
+mod optim;
+mod pack;
+mod progress;
+mod schedule;
+mod sft;
+mod trainer;
+
+pub use documents::{Document, Documents, Generated, InMemory};
+pub use error::TrainerError;
+pub use loss::{Counts, SampleLoss, sample_loss};
+pub use metrics::{StepMetrics, flops_per_token};
+pub use pack::pack;
+pub use progress::Progress;
+pub use schedule::Schedule;
+pub use sft::{SftParts, SftTrainer};
+pub use trainer::{StepOutcome, Trainer, TrainerParts, Update};

@@ -1,0 +1,206 @@
+//! Supervised fine-tuning: rows of documents in, new weights and metrics out.
+//!
+//! Owns the token-weighted step and validation. Must not know where documents come from or what their text is.
+
+use crate::documents::{Document, Documents, InMemory, Packer, Row};
+use crate::metrics::{Cost, put, put_perf};
+use crate::optim::{self, Optimizer};
+use crate::{Progress, Schedule, StepMetrics, StepOutcome, TrainerError, Update, clock};
+use prl_config::{Optim, Scheduler};
+use prl_model::{Learner, Packed};
+use std::path::Path;
+
+/// The settings of an [`SftTrainer`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SftParts {
+    /// The optimiser.
+    pub optim: Optim,
+    /// The learning rate over the run.
+    pub scheduler: Scheduler,
+    /// Steps of the run, for schedules that end.
+    pub max_steps: Option<u64>,
+    /// Tokens of one packed row.
+    pub seq_len: usize,
+    /// Rows of one step.
+    pub batch_size: usize,
+    /// Rows of one forward pass.
+    pub micro_batch_size: usize,
+    /// The device's peak, floating-point operations per second, when known; gives `perf/mfu`.
+    pub peak_flops: Option<f64>,
+}
+
+/// The model being fine-tuned, with its data and its optimiser.
+pub struct SftTrainer {
+    learner: Learner,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    parts: SftParts,
+    source: Box<dyn Documents>,
+    packer: Packer,
+    progress: Progress,
+}
+
+impl SftTrainer {
+    /// Takes over a model and a source before the first step.
+    ///
+    /// # Errors
+    /// Settings that cannot work.
+    pub fn new(learner: Learner, parts: SftParts, source: Box<dyn Documents>) -> Result<Self, TrainerError> {
+        let setting = |key, reason: String| Err(TrainerError::Setting { key, reason });
+        if parts.seq_len < 2 {
+            return setting("data.seq_len", format!("= {} leaves no token to predict", parts.seq_len));
+        }
+        if parts.batch_size == 0 || !parts.batch_size.is_multiple_of(parts.micro_batch_size) {
+            let reason = format!("= {} must divide `batch_size` = {}", parts.micro_batch_size, parts.batch_size);
+            return setting("data.micro_batch_size", reason);
+        }
+        let (optimizer, schedule) = optim::build(&parts.optim, &parts.scheduler, parts.max_steps)?;
+        let (packer, progress) = (Packer::default(), Progress::default());
+        Ok(SftTrainer { learner, optimizer, schedule, parts, source, packer, progress })
+    }
+
+    /// Trains on the next `batch_size` rows, or what is left of them; `None` when the source has ended.
+    ///
+    /// The loss is the mean of −log p over the step's target tokens, whatever rows they are in.
+    ///
+    /// # Errors
+    /// A failing source or device; no weight has changed then.
+    pub fn train_step(&mut self) -> Result<Option<StepOutcome>, TrainerError> {
+        let started = clock::now();
+        let mut rows = Vec::new();
+        while rows.len() < self.parts.batch_size {
+            match self.packer.row(self.source.as_mut(), self.parts.seq_len)? {
+                Some(row) => rows.push(row),
+                None => break,
+            }
+        }
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let loaded = started.elapsed().as_secs_f64();
+        let targets: usize = rows.iter().flatten().map(Document::targets).sum();
+        let mut loss = 0.0;
+        for micro in rows.chunks(self.parts.micro_batch_size) {
+            match micro_step(&mut self.learner, micro, Some(targets)) {
+                Ok(nll) => loss += nll / targets as f64,
+                Err(e) => {
+                    self.learner.zero_grads();
+                    return Err(e);
+                }
+            }
+        }
+        let forward_backward = started.elapsed().as_secs_f64() - loaded;
+
+        let step = self.progress.step + 1;
+        let lr = self.schedule.lr(step);
+        let mut metrics = StepMetrics::new();
+        let mut update = Update::NotFinite;
+        if loss.is_finite() {
+            let applied = self.optimizer.apply(&mut self.learner, lr)?;
+            put(&mut metrics, "optim/grad_norm", applied.grad_norm);
+            if applied.applied {
+                put(&mut metrics, "optim/zero_grad_ratio", applied.zero_grad_ratio);
+                update = Update::Applied;
+            }
+        } else {
+            self.learner.zero_grads();
+        }
+        self.progress.skipped_steps += u64::from(update == Update::NotFinite);
+
+        let tokens: usize = rows.iter().flatten().map(|d| d.ids.len()).sum();
+        let progress = &mut self.progress;
+        progress.step = step;
+        progress.total_tokens += tokens as u64;
+        progress.total_samples += rows.iter().map(Vec::len).sum::<usize>() as u64;
+        progress.documents = self.packer.cursor();
+        put(&mut metrics, "loss/mean", loss);
+        put(&mut metrics, "optim/lr", lr);
+        put(&mut metrics, "optim/skipped_steps", progress.skipped_steps as f64);
+        put(&mut metrics, "progress/epoch", self.source.epoch(progress.documents.saturating_sub(1)) as f64);
+        put(&mut metrics, "progress/num_samples", progress.total_samples as f64);
+        put(&mut metrics, "progress/num_tokens", progress.total_tokens as f64);
+        put(&mut metrics, "progress/skipped_documents", self.packer.skipped as f64);
+        let seconds = started.elapsed().as_secs_f64();
+        let cost =
+            Cost { tokens, seconds: seconds - loaded, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
+        put_perf(&mut metrics, self.learner.decoder().config(), &cost);
+        put(&mut metrics, "time/load_data", loaded);
+        put(&mut metrics, "time/forward_backward", forward_backward);
+        put(&mut metrics, "time/step", seconds);
+        Ok(Some(StepOutcome { update, metrics }))
+    }
+
+    /// `val/loss`: the mean of −log p over all target tokens of `documents`, in one pass. Changes nothing. No metric
+    /// when there is no target.
+    ///
+    /// # Errors
+    /// A document whose lists differ in length, a failing device.
+    pub fn validate(&mut self, documents: &[Document]) -> Result<StepMetrics, TrainerError> {
+        let mut source = InMemory::new(documents.to_vec(), None, Some(1));
+        let mut packer = Packer::default();
+        let (mut nll, mut targets) = (0.0, 0usize);
+        while let Some(row) = packer.row(&mut source, self.parts.seq_len)? {
+            targets += row.iter().map(Document::targets).sum::<usize>();
+            nll += micro_step(&mut self.learner, &[row], None)?;
+        }
+        let mut metrics = StepMetrics::new();
+        if targets > 0 {
+            put(&mut metrics, "val/loss", nll / targets as f64);
+        }
+        Ok(metrics)
+    }
+
+    /// The model with its present weights.
+    pub fn learner(&self) -> &Learner {
+        &self.learner
+    }
+
+    /// Steps done and counters.
+    pub fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Writes optimiser, counters and the place in the data into the folder `dir`. The weights are not part of it.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn save_state(&self, dir: &Path) -> Result<(), TrainerError> {
+        self.optimizer.save(dir, self.learner.decoder())?;
+        self.progress.save(dir)
+    }
+
+    /// Reads what [`SftTrainer::save_state`] wrote, for a model that has the weights of that moment and the same
+    /// source. Training goes on bit for bit as if it had not stopped.
+    ///
+    /// # Errors
+    /// A file that is missing, damaged, or of another model; nothing has changed then.
+    pub fn load_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
+        let progress = Progress::load(dir)?;
+        self.optimizer.load(dir, self.learner.decoder())?;
+        self.packer = Packer::at(progress.documents);
+        self.progress = progress;
+        Ok(())
+    }
+}
+
+/// Forward of some rows; with `targets`, the step's number of target tokens, backward too. Returns Σ −log p over the
+/// rows' targets.
+fn micro_step(learner: &mut Learner, rows: &[Row], targets: Option<usize>) -> Result<f64, TrainerError> {
+    let mut packed = Packed::default();
+    let mut is_target = Vec::new();
+    for document in rows.iter().flatten() {
+        packed.ids.extend_from_slice(&document.ids);
+        packed.doc_lens.push(document.ids.len());
+        is_target.extend(document.mask.iter().enumerate().map(|(t, m)| t > 0 && *m));
+    }
+    packed.temperatures = vec![1.0; packed.ids.len()];
+    let stats = learner.forward(&packed)?;
+    let of_targets = stats.logprobs.iter().zip(&is_target).filter(|(_, t)| **t);
+    let nll: f64 = of_targets.map(|(lp, _)| -f64::from(*lp)).sum();
+    if let Some(n) = targets.filter(|_| nll.is_finite()) {
+        let gradient = -1.0 / n as f32;
+        let dlogprob: Vec<f32> = is_target.iter().map(|t| if *t { gradient } else { 0.0 }).collect();
+        learner.backward(&dlogprob, None)?;
+    }
+    Ok(nll)
+}

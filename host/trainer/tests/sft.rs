@@ -1,0 +1,130 @@
+//! Supervised fine-tuning of a tiny model.
+
+mod common;
+
+use common::{VOCAB, adamw, bits, constant, learner, with_weights};
+use prl_model::Packed;
+use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, Update};
+
+fn parts() -> SftParts {
+    SftParts {
+        optim: adamw(1e-2),
+        scheduler: constant(),
+        max_steps: None,
+        seq_len: 24,
+        batch_size: 4,
+        micro_batch_size: 2,
+        peak_flops: None,
+    }
+}
+
+/// Counts upwards from a start, in steps of 1 or 2; the first three tokens are the prompt.
+fn document(n: u64) -> Document {
+    let (start, by, len) = (n as u32 * 5, 1 + n as u32 % 2, 6 + n as usize % 7);
+    Document {
+        ids: (0..len as u32).map(|t| (start + t * by) % VOCAB).collect(),
+        mask: (0..len).map(|t| t >= 3).collect(),
+    }
+}
+
+fn documents(n: u64) -> Vec<Document> {
+    (0..n).map(document).collect()
+}
+
+fn trainer(parts: SftParts, source: impl Documents + 'static) -> SftTrainer {
+    SftTrainer::new(learner(2), parts, Box::new(source)).unwrap()
+}
+
+/// Mean −log p over all targets, straight from the model.
+fn mean_nll(documents: &[Document]) -> f64 {
+    let (mut nll, mut n) = (0.0, 0);
+    for d in documents {
+        let packed = Packed { ids: d.ids.clone(), doc_lens: vec![d.ids.len()], temperatures: vec![1.0; d.ids.len()] };
+        let stats = learner(2).forward(&packed).unwrap();
+        for t in 1..d.ids.len() {
+            if d.mask[t] {
+                nll -= f64::from(stats.logprobs[t]);
+                n += 1;
+            }
+        }
+    }
+    nll / f64::from(n)
+}
+
+#[test]
+fn the_loss_is_the_token_mean_whatever_the_rows() {
+    let want = mean_nll(&documents(9));
+    for (seq_len, batch_size, micro_batch_size) in [(12, 32, 1), (12, 32, 4), (40, 16, 16)] {
+        let parts = SftParts { seq_len, batch_size, micro_batch_size, ..parts() };
+        let mut trainer = trainer(parts, InMemory::new(documents(9), None, Some(1)));
+        let outcome = trainer.train_step().unwrap().unwrap();
+        assert!((outcome.metrics["loss/mean"] - want).abs() < 1e-6);
+        assert_eq!(outcome.metrics["progress/num_samples"], 9.0);
+        assert!(trainer.train_step().unwrap().is_none(), "one epoch is all");
+    }
+}
+
+#[test]
+fn it_learns_what_it_is_shown() {
+    let mut trainer = trainer(parts(), InMemory::new(documents(40), Some(1), None));
+    let before = trainer.validate(&documents(40)).unwrap()["val/loss"];
+    assert!((before - mean_nll(&documents(40))).abs() < 1e-6);
+    for _ in 0..60 {
+        assert_eq!(trainer.train_step().unwrap().unwrap().update, Update::Applied);
+    }
+    let after = trainer.validate(&documents(40)).unwrap()["val/loss"];
+    assert!(after < 0.5 * before, "{before} → {after}");
+}
+
+#[test]
+fn validation_changes_nothing() {
+    let mut a = trainer(parts(), InMemory::new(documents(20), Some(1), None));
+    let mut b = trainer(parts(), InMemory::new(documents(20), Some(1), None));
+    for _ in 0..3 {
+        a.validate(&documents(7)).unwrap();
+        a.train_step().unwrap();
+        b.train_step().unwrap();
+    }
+    assert_eq!(bits(a.learner()), bits(b.learner()));
+    assert!(a.validate(&[]).unwrap().is_empty());
+}
+
+#[test]
+fn a_resumed_run_goes_on_bit_for_bit() {
+    let source = || InMemory::new(documents(23), Some(9), None);
+    let (mut whole, mut first) = (trainer(parts(), source()), trainer(parts(), source()));
+    for _ in 0..3 {
+        whole.train_step().unwrap();
+        first.train_step().unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    first.save_state(dir.path()).unwrap();
+    let weights = with_weights(first.learner().decoder().clone());
+    let mut second = SftTrainer::new(weights, parts(), Box::new(source())).unwrap();
+    second.load_state(dir.path()).unwrap();
+    for _ in 0..3 {
+        let (x, y) = (whole.train_step().unwrap().unwrap(), second.train_step().unwrap().unwrap());
+        for name in ["loss/mean", "optim/grad_norm", "progress/epoch", "progress/num_tokens"] {
+            assert_eq!(x.metrics[name].to_bits(), y.metrics[name].to_bits(), "{name}");
+        }
+    }
+    assert_eq!(bits(whole.learner()), bits(second.learner()));
+}
+
+#[test]
+fn a_generator_never_ends_and_metrics_are_complete() {
+    let mut trainer = trainer(SftParts { peak_flops: Some(1e12), ..parts() }, Generated(|n| Ok(document(n))));
+    let outcome = trainer.train_step().unwrap().unwrap();
+    let mut names = vec!["loss/mean", "perf/mfu", "perf/peak_memory", "perf/throughput", "perf/throughput_per_gpu"];
+    names.extend(["optim/grad_norm", "optim/lr", "optim/skipped_steps", "optim/zero_grad_ratio"]);
+    names.extend(["progress/epoch", "progress/num_samples", "progress/num_tokens", "progress/skipped_documents"]);
+    names.extend(["time/forward_backward", "time/load_data", "time/step"]);
+    names.sort_unstable();
+    assert_eq!(outcome.metrics.keys().map(String::as_str).collect::<Vec<_>>(), names);
+    let failing = Generated(|_| Err("no more ideas".to_string()));
+    let error = self::trainer(parts(), failing).train_step().unwrap_err().to_string();
+    assert_eq!(error, "document 0: no more ideas");
+    let bad = SftParts { micro_batch_size: 3, ..parts() };
+    let error = SftTrainer::new(learner(1), bad, Box::new(Generated(|n| Ok(document(n))))).err().unwrap();
+    assert_eq!(error.to_string(), "`data.micro_batch_size` = 3 must divide `batch_size` = 4");
+}
