@@ -4,9 +4,9 @@
 //! go through the same functions, so both give the same bits. Keys are taken in ascending order in blocks of
 //! [`KEY_BLOCK`]; a row's result depends on its query and the keys up to its own position only.
 
-use crate::gemm::transpose;
 use crate::micro::{LANE_GROUP, Tile, kernel};
 use crate::rows::{scale_into, softmax_row, softmax_row_backward};
+use crate::transpose::transpose;
 
 /// Keys per block of the packed layout.
 pub(crate) const KEY_BLOCK: usize = 32;

@@ -14,8 +14,10 @@ use crate::shared::Shared;
 use crate::weights::{Dims, WeightsView};
 
 /// Up to this many weights, each thread runs its own sequences through the whole decoder (the weights stay in the
-/// shared cache of the processor); above, threads split every product instead, so that weights are read once.
-const SPLIT_SEQUENCES_MAX: usize = 6 << 20;
+/// processor's caches); above, threads split every product instead, so that weights are read once.
+const SPLIT_SEQUENCES_MAX: usize = 16 << 20;
+/// Fewest new tokens that are worth a thread of their own: one narrow tile.
+const SPLIT_TOKENS_MIN: usize = 8;
 
 /// Keys and values of one sequence. Cloning forks it: full blocks are shared until one side changes them.
 #[derive(Clone, Debug)]
@@ -135,8 +137,10 @@ pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
         sequences.push(Sequence { ids: item.ids, first_row: 0, past, blocks, want_logits: item.want_logits });
     }
     let threads = rayon::current_num_threads();
-    if threads > 1 && sequences.len() >= threads && d.parameters() <= SPLIT_SEQUENCES_MAX {
-        let groups = balance(&mut sequences, threads);
+    let tokens: usize = sequences.iter().map(|s| s.ids.len()).sum();
+    let parts = threads.min(tokens / SPLIT_TOKENS_MIN).min(sequences.len());
+    if parts > 1 && d.parameters() <= SPLIT_SEQUENCES_MAX {
+        let groups = balance(&mut sequences, parts);
         let mut rest = logits.as_mut_slice();
         let mut tasks = Vec::with_capacity(groups.len());
         for group in groups {

@@ -20,6 +20,7 @@ mod pool;
 mod rows;
 mod shared;
 mod simd;
+mod transpose;
 mod weights;
 
 pub use backward::backward;

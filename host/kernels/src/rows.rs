@@ -65,18 +65,20 @@ fn rstd<const FMA: bool>(x: &[f32], eps: f32) -> f32 {
     1.0 / (dot::<FMA>(x, x) / x.len() as f32 + eps).sqrt()
 }
 
-/// Adds to dx the gradient of RMSNorm at `x` and to dw that of its weight. `normed`, if given, receives x̂·w.
+/// Adds to dx the gradient of RMSNorm at x and to dw that of its weight.
 #[inline(always)]
 fn norm_grad<const FMA: bool>(x: &[f32], w: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dw: &mut [f32]) {
     let r = rstd::<FMA>(x, eps);
     let mut lanes = [0.0f32; LANES];
-    for (i, ((d, w), x)) in dy.iter().zip(w).zip(x).enumerate() {
-        lanes[i % LANES] = fma::<FMA>(d * w, *x, lanes[i % LANES]);
+    for ((dy, w), x) in dy.chunks(LANES).zip(w.chunks(LANES)).zip(x.chunks(LANES)) {
+        for (((lane, dy), w), x) in lanes.iter_mut().zip(dy).zip(w).zip(x) {
+            *lane = fma::<FMA>(dy * w, *x, *lane);
+        }
     }
     let c = sum_lanes(lanes) * r * r / x.len() as f32;
-    for i in 0..x.len() {
-        dw[i] = fma::<FMA>(dy[i], x[i] * r, dw[i]);
-        dx[i] += r * fma::<FMA>(-c, x[i], dy[i] * w[i]);
+    for ((((x, w), dy), dx), dw) in x.iter().zip(w).zip(dy).zip(dx).zip(dw) {
+        *dw = fma::<FMA>(*dy, x * r, *dw);
+        *dx += r * fma::<FMA>(-c, *x, dy * w);
     }
 }
 

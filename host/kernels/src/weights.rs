@@ -159,9 +159,9 @@ impl<'a> WeightsView<'a> {
         let d = self.dims;
         let rule = if [d.hidden, d.heads, d.kv_heads, d.head_dim, d.ffn, d.vocab].contains(&0) {
             Some("every size must be at least 1")
-        } else if d.heads % d.kv_heads != 0 {
+        } else if !d.heads.is_multiple_of(d.kv_heads) {
             Some("heads must be a multiple of kv_heads")
-        } else if d.head_dim % 2 != 0 {
+        } else if !d.head_dim.is_multiple_of(2) {
             Some("head_dim must be even")
         } else if self.rope.inv_freq.len() != d.head_dim / 2 {
             Some("the rope must have head_dim / 2 frequencies")
