@@ -47,7 +47,8 @@ prl_sdk::export!(Hello);
 #[test]
 fn only_the_order_counts() {
     use prl_sdk::testing::{GroupBuilder, RolloutBuilder, score};
-    let group = [9.0, 0.1, 0.2].iter().fold(GroupBuilder::new(), |g, r| g.rollout(RolloutBuilder::new(*r).sample(0, 1)));
+    let group =
+        [9.0, 0.1, 0.2].iter().fold(GroupBuilder::new(), |g, r| g.rollout(RolloutBuilder::new(*r).sample(0, 1)));
     let scored = score::<Hello>(r#"{"scale": 0.5}"#, &group).unwrap();
     let advantages: Vec<f32> = scored.streams.iter().filter_map(|s| Some(s.advantages.as_ref()?[0])).collect();
     assert_eq!(advantages, [0.5, -0.5, 0.0]);

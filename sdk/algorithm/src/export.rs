@@ -2,7 +2,7 @@
 //! crosses. Nothing here is called by authors directly.
 
 use crate::{Algorithm, Credit, Error, Group, Hook, Host};
-use prl_abi::{ABI_MAJOR, ABI_MINOR, Bytes, Description, Plugin, Str};
+use prl_abi::{ABI_MAJOR, ABI_MINOR, ABI_VERSION, Bytes, Description, Plugin, Str};
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -87,7 +87,7 @@ const fn has<A: Algorithm>(hook: Hook) -> bool {
 /// # Safety
 /// `table_out` and `error` are valid places.
 pub unsafe fn init(host_abi: u32, table: &'static Plugin, table_out: *mut *const Plugin, error: *mut Str) -> i32 {
-    if host_abi >> 16 != ABI_MAJOR || host_abi & 0xffff < ABI_MINOR {
+    if host_abi >> 16 != ABI_MAJOR || host_abi < ABI_VERSION {
         // SAFETY: by the contract of this function.
         unsafe { *error = Str::new("it was built for another version of the plug-in ABI") };
         return prl_abi::ERROR;
