@@ -114,10 +114,10 @@ impl ModelConfig {
             (None, Family::Qwen3) => 128,
             (None, _) => hidden_size / heads,
         };
-        if heads % kv_heads != 0 {
+        if !heads.is_multiple_of(kv_heads) {
             return Err(keys.error("num_key_value_heads", format!("is {kv_heads}, must divide {heads} query heads")));
         }
-        if head_dim == 0 || head_dim % 2 != 0 {
+        if head_dim == 0 || !head_dim.is_multiple_of(2) {
             return Err(keys.error("head_dim", format!("is {head_dim}, must be even and above 0")));
         }
         let max_position_embeddings = match (keys.optional_size("max_position_embeddings")?, family) {

@@ -75,3 +75,15 @@ fn cuda_devices() -> Result<usize, String> {
     };
     if status == 0 { Ok(count.max(0) as usize) } else { Err(format!("the NVIDIA driver reports error {status}")) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error_that_names_it() {
+        assert!(Device::Cpu.open().is_ok());
+        let error = Device::Cuda(99).open().unwrap_err().to_string();
+        assert!(error.starts_with("device `cuda:99`: "), "{error}");
+    }
+}

@@ -127,7 +127,7 @@ impl Rows {
     }
 
     /// Per token → per row, 0 where a row predicts nothing.
-    fn from_tokens(&self, tokens: &[f32]) -> Vec<f32> {
+    fn to_rows(&self, tokens: &[f32]) -> Vec<f32> {
         (0..tokens.len()).map(|t| if self.predicts[t] { tokens[t + 1] } else { 0.0 }).collect()
     }
 }
@@ -214,8 +214,8 @@ impl Learner {
                 return Err(ModelError::Input(format!("`{name}` has {len} entries for {want} tokens")));
             }
         }
-        let dlogprob = rows.from_tokens(dlogprob);
-        let dentropy = dentropy.map(|d| rows.from_tokens(d));
+        let dlogprob = rows.to_rows(dlogprob);
+        let dentropy = dentropy.map(|d| rows.to_rows(d));
         self.passes.backward(&self.decoder, &rows, dlogprob, dentropy)
     }
 
