@@ -64,7 +64,7 @@ pub(crate) fn due(envs: &[EvalEnv], step: u64, start: u64, last: Option<u64>, sk
     (0..envs.len())
         .filter(|i| match step {
             0 => !skip_first && start == 0,
-            _ => step % envs[*i].interval == 0 || Some(step) == last,
+            _ => step.is_multiple_of(envs[*i].interval) || Some(step) == last,
         })
         .collect()
 }

@@ -19,7 +19,7 @@ use groups::{Group, Member};
 
 /// What has happened.
 pub(crate) enum Event {
-    Task { key: GroupKey, task: Result<Task, String> },
+    Task { key: GroupKey, task: Result<Box<Task>, String> },
     Rollout { key: GroupKey, member: u32, finished: Box<Finished> },
     Scored { group: u64, verdicts: Result<Vec<Verdict>, String> },
     Trained { step: Step, result: Result<TrainReport, String> },
@@ -154,7 +154,7 @@ impl Machine {
         let mut out = Vec::new();
         match event {
             Event::Task { key, task } => self.on_task(key, task)?,
-            Event::Rollout { key, member, finished } => self.on_rollout(key, member, *finished)?,
+            Event::Rollout { key, member, finished } => self.on_rollout(key, member, finished)?,
             Event::Scored { group, verdicts } => self.on_scored(group, verdicts)?,
             Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
         }
@@ -295,7 +295,7 @@ impl Machine {
         let key = GroupKey { purpose: Purpose::Train, seq: group };
         let Some(Group { env, members, .. }) = self.groups.remove(&key) else { return false };
         let finished = members.into_iter().filter_map(|m| match m {
-            Member::Done(finished) => Some(finished),
+            Member::Done(finished) => Some(*finished),
             _ => None,
         });
         let members = Arc::new(finished.collect::<Vec<_>>());

@@ -232,7 +232,8 @@ impl Shell {
             Purpose::Train => self.splits.train[env].clone(),
             Purpose::Eval => self.splits.eval[env].clone(),
         };
-        self.tasks.spawn(async move { Event::Task { key, task: handle.task(&split, index, seed).await } });
+        self.tasks
+            .spawn(async move { Event::Task { key, task: handle.task(&split, index, seed).await.map(Box::new) } });
     }
 
     fn parts(&self, purpose: Purpose) -> &[Arc<Parts>] {

@@ -20,7 +20,7 @@ pub(super) enum Member {
     /// Not started.
     Waiting,
     Running(Plan),
-    Done(Finished),
+    Done(Box<Finished>),
 }
 
 pub(super) struct Group {
@@ -54,7 +54,8 @@ impl Machine {
 
     pub(super) fn open_groups(&mut self, out: &mut Vec<Action>) {
         while self.outstanding < self.max_inflight {
-            if !self.open_eval_group(out) && !(self.wants_train_group() && self.open_train_group(out)) {
+            let opened = self.open_eval_group(out) || (self.wants_train_group() && self.open_train_group(out));
+            if !opened {
                 return;
             }
         }
@@ -147,7 +148,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn on_task(&mut self, key: GroupKey, task: Result<Task, String>) -> Result<(), Error> {
+    pub(super) fn on_task(&mut self, key: GroupKey, task: Result<Box<Task>, String>) -> Result<(), Error> {
         let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
         let (name, split) = match key.purpose {
             Purpose::Train => (&self.settings.train[group.env].name, &self.settings.train[group.env].split),
@@ -155,7 +156,7 @@ impl Machine {
         };
         match task {
             Ok(task) => {
-                group.task = Some(Arc::new(Task { env: name.clone(), ..task }));
+                group.task = Some(Arc::new(Task { env: name.clone(), ..*task }));
                 self.ready.extend((0..group.members.len() as u32).map(|member| (key, member)));
                 Ok(())
             }
@@ -173,7 +174,7 @@ impl Machine {
                         version: group.version,
                     };
                     let message = format!("no task {} of split `{split}`: {message}", group.index);
-                    *slot = Member::Done(plan.failed(ErrorKind::EnvError, message));
+                    *slot = Member::Done(Box::new(plan.failed(ErrorKind::EnvError, message)));
                 }
                 self.outstanding -= std::mem::take(&mut group.left);
                 self.complete(key)
@@ -181,7 +182,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn on_rollout(&mut self, key: GroupKey, member: u32, finished: Finished) -> Result<(), Error> {
+    pub(super) fn on_rollout(&mut self, key: GroupKey, member: u32, finished: Box<Finished>) -> Result<(), Error> {
         let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
         group.members[member as usize] = Member::Done(finished);
         group.left -= 1;
@@ -211,11 +212,11 @@ impl Machine {
         }
         let mut first = None;
         for member in &group.members {
-            match member {
-                Member::Done(Finished { rollout, .. }) if rollout.turns.is_empty() => match &rollout.error {
-                    Some(RolloutError { kind: ErrorKind::EnvError, message }) => first = first.or(Some(message)),
-                    _ => return Ok(()),
-                },
+            let Member::Done(finished) = member else { return Ok(()) };
+            match &finished.rollout.error {
+                Some(RolloutError { kind: ErrorKind::EnvError, message }) if finished.rollout.turns.is_empty() => {
+                    first = first.or(Some(message));
+                }
                 _ => return Ok(()),
             }
         }

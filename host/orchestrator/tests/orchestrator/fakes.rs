@@ -31,7 +31,7 @@ impl Delays {
         if self.max_ms > 0 {
             let x = mix(&[self.state.fetch_add(1, SeqCst)]);
             // Heavy tail: one in eight is eight times as slow.
-            let scale = if x % 8 == 0 { 8 } else { 1 };
+            let scale = if x.is_multiple_of(8) { 8 } else { 1 };
             tokio::time::sleep(Duration::from_millis((x >> 8) % self.max_ms * scale)).await;
         }
     }

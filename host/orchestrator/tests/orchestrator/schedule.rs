@@ -18,15 +18,14 @@ fn results_do_not_depend_on_timing() {
         turns: 3,
         fault: std::sync::Arc::new(|task, request| {
             let member = request.map_or(9, |r| r.id.member);
-            (mix(&[task.index, u64::from(member)]) % 7 == 0).then_some(Fault::Step)
+            (mix(&[task.index, u64::from(member)]).is_multiple_of(7)).then_some(Fault::Step)
         }),
         ..Script::default()
     };
     let once = |schedule, max_ms| {
         let world = World::new(schedule, max_ms, faulty());
         block_on(world.run(two_envs(6))).unwrap();
-        let fingerprint = world.log.lock().unwrap().fingerprint();
-        fingerprint
+        world.log.lock().unwrap().fingerprint()
     };
     let reference = once(0, 0);
     assert!(reference.contains("trap: index out of bounds"));

@@ -43,7 +43,7 @@ fn case(seed: u64) -> Case {
             let r = request?;
             match mix(&[seed, task.index, r.id.group.0, u64::from(r.id.member), 77]) % 40 {
                 x if x >= 2 * faults => None,
-                x if x % 4 == 0 => Some(Fault::Open),
+                x if x.is_multiple_of(4) => Some(Fault::Open),
                 x if x % 4 == 1 => Some(Fault::Step),
                 x if x % 4 == 2 => Some(Fault::Reward(f64::NAN)),
                 _ => Some(Fault::Engine),
