@@ -4,14 +4,13 @@
 //! 4 score, 5 nowhere. The split `honest` does nothing wrong. Arguments `{"act": "panic"}` misbehave in `configure`.
 
 use prl_env::{
-    Completion, ContentPart, Environment, Error, ErrorCode, Features, Finished, Info, Message, Metric, Result,
-    Rollout, RolloutContext, Score, Split, Task, Turn, log,
+    Completion, ContentPart, Environment, Error, ErrorCode, Features, Finished, Info, Message, Metric, Result, Rollout,
+    RolloutContext, Score, Split, Task, Turn, log,
 };
 use std::hint::black_box;
 
-const ACTS: [&str; 12] = [
-    "honest", "panic", "loop", "bomb", "stack", "huge", "flood", "error", "nan", "undeclared", "image", "bad-json",
-];
+const ACTS: [&str; 12] =
+    ["honest", "panic", "loop", "bomb", "stack", "huge", "flood", "error", "nan", "undeclared", "image", "bad-json"];
 const CALLS: [&str; 5] = ["task", "open", "start", "step", "score"];
 
 /// Nothing to configure.
@@ -57,7 +56,7 @@ fn dive(depth: u64) -> u64 {
 }
 
 fn message(act: &str) -> Message {
-    let mut message = Message::user(if act == "huge" { "x".repeat(64 << 20) } else { "go on".into() });
+    let mut message = Message::user(if act == "huge" { "x".repeat(8 << 20) } else { "go on".into() });
     if act == "image" {
         message.content.push(ContentPart::Other("{\"type\": \"image\"}".into()));
     }
@@ -170,7 +169,7 @@ impl Rollout for Attempt {
             "nan" => score.components[0].value = f64::INFINITY,
             "undeclared" => score = score.reward("surprise", 1.0, 1.0),
             "bad-json" => score.info = Some("{".into()),
-            "huge" => score.info = Some(format!("\"{}\"", "x".repeat(64 << 20))),
+            "huge" => score.info = Some(format!("\"{}\"", "x".repeat(8 << 20))),
             _ => score.info = truncated.map(|reason| format!("\"cut: {reason}\"")),
         }
         Ok(score)

@@ -28,11 +28,12 @@ struct Args {
     min_chars: usize,
     max_chars: usize,
     system_prompt: bool,
+    demonstration_quality: f64,
 }
 
 impl Default for Args {
     fn default() -> Self {
-        Args { min_chars: MIN_CHARS, max_chars: MAX_CHARS, system_prompt: true }
+        Args { min_chars: MIN_CHARS, max_chars: MAX_CHARS, system_prompt: true, demonstration_quality: 1.0 }
     }
 }
 
@@ -61,6 +62,9 @@ impl Environment for ReverseText {
                 "max_chars": integer(MAX_CHARS, "most characters of a text, spaces included"),
                 "system_prompt": { "type": "boolean", "default": true,
                     "description": "whether the instruction is sent as a system message" },
+                "demonstration_quality": { "type": "number", "minimum": 0, "maximum": 1, "default": 1,
+                    "description": "share of tasks whose payload holds a right demonstration; the others show a \
+                                    typical mistake" },
             },
         });
         Info {
@@ -90,6 +94,12 @@ impl Environment for ReverseText {
                 texts::LONGEST,
             )));
         }
+        if !(0.0..=1.0).contains(&args.demonstration_quality) {
+            return Err(Error::invalid_config(format!(
+                "demonstration_quality = {} must be between 0 and 1",
+                args.demonstration_quality
+            )));
+        }
         Ok(ReverseText { args, train: Words::train(), eval: Words::eval() })
     }
 
@@ -98,7 +108,9 @@ impl Environment for ReverseText {
             "train" => (self.text(&self.train, &[seed, index]), format!("train/{seed}/{index}")),
             // The eval split is the same 256 texts whatever the seed, so that runs compare.
             "eval" if index < EVAL_TASKS => (self.text(&self.eval, &[index]), format!("eval/{index}")),
-            "eval" => return Err(Error::invalid_task(format!("split `eval` has {EVAL_TASKS} tasks, no index {index}"))),
+            "eval" => {
+                return Err(Error::invalid_task(format!("split `eval` has {EVAL_TASKS} tasks, no index {index}")));
+            }
             _ => return Err(Error::invalid_task(format!("no split `{split}`; there are `train` and `eval`"))),
         };
         let reversed: String = text.chars().rev().collect();
@@ -110,7 +122,8 @@ impl Environment for ReverseText {
             key,
             prompt: if self.args.system_prompt { vec![Message::system(INSTRUCTION), user] } else { vec![user] },
             tools: Vec::new(),
-            payload: json!({ "text": text, "demonstration": format!("<{TAG}>{reversed}</{TAG}>") }).to_string(),
+            payload: json!({ "text": text, "demonstration": self.demonstration(&text, &reversed, [seed, index]) })
+                .to_string(),
             answer: Some(json!(reversed).to_string()),
             max_turns: Some(1),
             tags: Vec::new(),
@@ -129,6 +142,26 @@ impl Environment for ReverseText {
 impl ReverseText {
     fn text(&self, words: &Words, parts: &[u64]) -> String {
         words.text(&mut prl_env::Rng::from_parts(parts), self.args.min_chars, self.args.max_chars)
+    }
+}
+
+/// Mixed into the seed of demonstrations, so that their mistakes do not follow the words of the text.
+const DEMONSTRATION: u64 = 1;
+
+impl ReverseText {
+    /// An expert's answer, or, for the share of tasks that `demonstration_quality` leaves, a beginner's: without the
+    /// tag, not reversed, or ended early.
+    fn demonstration(&self, text: &str, reversed: &str, parts: [u64; 2]) -> String {
+        let mut rng = prl_env::Rng::from_parts(&[parts[0], parts[1], DEMONSTRATION]);
+        let tagged = |answer: &str| format!("<{TAG}>{answer}</{TAG}>");
+        if rng.unit() < self.args.demonstration_quality {
+            return tagged(reversed);
+        }
+        match rng.below(10) {
+            0..4 => reversed.to_owned(),
+            4..7 => tagged(text),
+            _ => tagged(&reversed[..1 + rng.below(5)]),
+        }
     }
 }
 
@@ -164,8 +197,7 @@ mod tests {
     }
 
     fn score(env: &ReverseText, task: Task, said: Option<&str>) -> (f64, f64) {
-        let context =
-            RolloutContext { id: "0.0".into(), seed: 0, sample: 0, group_size: 1, step: 0, eval: false };
+        let context = RolloutContext { id: "0.0".into(), seed: 0, sample: 0, group_size: 1, step: 0, eval: false };
         let mut attempt = env.open(task, context).unwrap();
         assert_eq!(attempt.start().unwrap(), Turn::next(vec![]));
         if let Some(said) = said {
@@ -187,9 +219,7 @@ mod tests {
     fn tasks_are_reproducible_and_as_described() {
         let env = environment("{}");
         let mut texts = std::collections::HashSet::new();
-        for (split, index, seed) in
-            (0..300).map(|i| ("train", i, 5)).chain((0..EVAL_TASKS).map(|i| ("eval", i, 5)))
-        {
+        for (split, index, seed) in (0..300).map(|i| ("train", i, 5)).chain((0..EVAL_TASKS).map(|i| ("eval", i, 5))) {
             let task = env.task(split, index, seed).unwrap();
             assert_eq!(task, environment("{}").task(split, index, seed).unwrap());
             let payload: Value = serde_json::from_str(&task.payload).unwrap();
@@ -201,6 +231,18 @@ mod tests {
         assert!(texts.len() > 550, "only {} different texts", texts.len());
         assert_eq!(env.task("eval", 3, 1).unwrap().prompt, env.task("eval", 3, 2).unwrap().prompt);
         assert_ne!(env.task("train", 3, 1).unwrap().prompt, env.task("train", 3, 2).unwrap().prompt);
+    }
+
+    #[test]
+    fn the_share_of_right_demonstrations_is_as_asked() {
+        let env = environment(r#"{"demonstration_quality": 0.3}"#);
+        let right = (0..1000).filter(|index| {
+            let task = env.task("train", *index, 7).unwrap();
+            let payload: Value = serde_json::from_str(&task.payload).unwrap();
+            score(&env, task, payload["demonstration"].as_str()).0 == 1.0
+        });
+        let right = right.count();
+        assert!((250..350).contains(&right), "{right} of 1000");
     }
 
     #[test]
@@ -234,6 +276,7 @@ mod tests {
         assert!(refused(r#"{"min_char": 5}"#).contains("unknown field `min_char`"));
         assert!(refused(r#"{"min_chars": 30}"#).contains("min_chars = 30 and max_chars = 24"));
         assert!(refused(r#"{"max_chars": 400}"#).contains("<= 39"));
+        assert!(refused(r#"{"demonstration_quality": 1.5}"#).contains("between 0 and 1"));
         assert!(refused("[").contains("EOF"));
         assert_eq!(env.task("test", 0, 0).unwrap_err().code, ErrorCode::InvalidTask);
         assert_eq!(env.task("eval", EVAL_TASKS, 0).unwrap_err().code, ErrorCode::InvalidTask);

@@ -78,10 +78,9 @@ mod tests {
             for length in WORD[0]..=WORD[1] {
                 assert!(list.iter().any(|word| word.len() == length), "no word of {length} letters");
             }
-            let clean = |word: &&str| {
-                (WORD[0]..=WORD[1]).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_lowercase())
-            };
-            assert!(list.iter().all(|word| clean(word)));
+            let clean =
+                |word: &&str| (WORD[0]..=WORD[1]).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_lowercase());
+            assert!(list.iter().all(clean));
         }
         let train: HashSet<_> = train.into_iter().collect();
         assert!(eval.iter().all(|word| !train.contains(word)));

@@ -4,9 +4,7 @@
 //! usage: component encode MODULE.wasm OUT.wasm
 //!        component compare COMMITTED.wasm REBUILT.wasm
 
-use prl_environment::{
-    EnvFile, Finish, Isolation, Limits, Pool, PoolConfig, RolloutContext, Sandbox, SandboxConfig,
-};
+use prl_environment::{EnvFile, Finish, Isolation, Limits, Pool, PoolConfig, RolloutContext, Sandbox, SandboxConfig};
 use prl_types::{Message, Role, Task};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -63,7 +61,10 @@ fn same<T: PartialEq + std::fmt::Debug>(what: &str, committed: &T, rebuilt: &T) 
     if committed == rebuilt {
         return Ok(());
     }
-    Err(format!("{what} differs; run envs/build.sh and commit the result\n  committed: {committed:?}\n  rebuilt:   {rebuilt:?}").into())
+    Err(format!(
+        "{what} differs; run envs/build.sh and commit the result\n  committed: {committed:?}\n  rebuilt:   {rebuilt:?}"
+    )
+    .into())
 }
 
 /// The component's whole interface as WIT text.
@@ -97,7 +98,8 @@ async fn behaviour(file: &EnvFile, limits: &Limits) -> Outcome<Vec<Value>> {
                 Err(error) => seen.push(json!({ "split": split.name, "index": index, "error": stable(&error) })),
                 Ok(task) => {
                     let demonstration = task.payload["demonstration"].as_str().map(str::to_owned);
-                    let answer = task.answer.as_ref().map(|answer| answer.as_str().map_or(answer.to_string(), Into::into));
+                    let answer =
+                        task.answer.as_ref().map(|answer| answer.as_str().map_or(answer.to_string(), Into::into));
                     let said = [demonstration, answer, Some("<reversed_text>half".into())];
                     for said in said.into_iter().flatten() {
                         seen.push(json!({ "task": task, "said": said, "rollout": play(&pool, &task, &said).await }));
@@ -133,8 +135,7 @@ async fn rollout(
     said: &str,
     turns: &mut Vec<String>,
 ) -> Result<prl_types::Score, prl_environment::EnvError> {
-    let context =
-        RolloutContext { id: "0.0".into(), seed: 3, member: 0, group_size: 1, step: 0, eval: false };
+    let context = RolloutContext { id: "0.0".into(), seed: 3, member: 0, group_size: 1, step: 0, eval: false };
     let mut session = pool.open(task, context).await?;
     turns.push(format!("{:?}", session.start().await?));
     for _ in 0..MAX_TURNS {

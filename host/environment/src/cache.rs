@@ -1,10 +1,12 @@
 //! Compiled components on disk. Owns a folder that only its user can enter, since loading machine code from it means
 //! trusting it; must not know what the code does. A cache that cannot be used costs time, never a run.
 
+use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
+use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +19,8 @@ pub fn default_cache_dir(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -
     let base = xdg_cache_home.and_then(absolute).or_else(|| home.and_then(absolute).map(|home| home.join(".cache")));
     base.map(|base| base.join("prl").join("wasm"))
 }
+
+const DIGEST_BYTES: usize = 32;
 
 /// Numbers the unfinished files of this process.
 static WRITES: AtomicU64 = AtomicU64::new(0);
@@ -32,7 +36,10 @@ impl Cache {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let found = fs::metadata(dir)?;
         if found.mode() & 0o077 != 0 {
-            return Err(io::Error::other(format!("others may enter it (mode {:o}); run: chmod 700", found.mode() & 0o777)));
+            return Err(io::Error::other(format!(
+                "others may enter it (mode {:o}); run: chmod 700",
+                found.mode() & 0o777
+            )));
         }
         // Whoever may create a file here is the owner or root; the file's owner tells which.
         let probe = dir.join(format!(".probe-{}-{}", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
@@ -51,20 +58,26 @@ impl Cache {
         self.dir.join(format!("{sha256}-{:016x}.cwasm", hasher.finish()))
     }
 
-    /// The compiled component, if it is there and usable.
+    /// The compiled component, if it is there and whole.
     pub fn load(&self, engine: &Engine, sha256: &str) -> Option<Component> {
         let path = self.path(engine, sha256);
-        if !path.is_file() {
-            return None;
+        let stored = fs::read(&path).ok()?;
+        let unusable = |why: &dyn Display| {
+            tracing::warn!("compiling anew, the cached `{}` is unusable: {why}", path.display());
+            None
+        };
+        let Some((digest, code)) = stored.split_first_chunk::<DIGEST_BYTES>() else {
+            return unusable(&"it is too short");
+        };
+        if Sha256::digest(code)[..] != digest[..] {
+            return unusable(&"its checksum differs");
         }
-        // SAFETY: the folder was made by this user with mode 0700 and checked in `open`, so the file is one that
-        // `save` wrote; the engine checks its version and options before it takes the code.
-        match unsafe { Component::deserialize_file(engine, &path) } {
+        // SAFETY: this is code that `save` wrote: the folder was made by this user with mode 0700 and checked in
+        // `open`, and the checksum says that it is whole. It is copied rather than mapped, so a later change of the
+        // file cannot reach it. The engine checks its own version and options before it takes the code.
+        match unsafe { Component::deserialize(engine, code) } {
             Ok(component) => Some(component),
-            Err(error) => {
-                tracing::warn!("compiling anew, the cached `{}` is unusable: {error}", path.display());
-                None
-            }
+            Err(error) => unusable(&error),
         }
     }
 
@@ -73,10 +86,17 @@ impl Cache {
         let path = self.path(engine, sha256);
         let unique = WRITES.fetch_add(1, Ordering::Relaxed);
         let partial = path.with_extension(format!("{}-{unique}.tmp", std::process::id()));
-        if let Err(error) = fs::write(&partial, code).and_then(|()| fs::rename(&partial, &path)) {
+        if let Err(error) = write(&partial, code).and_then(|()| fs::rename(&partial, &path)) {
             tracing::warn!("cannot keep compiled code in `{}`: {error}", path.display());
         }
     }
+}
+
+/// The checksum, then the code.
+fn write(path: &Path, code: &[u8]) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    file.write_all(&Sha256::digest(code))?;
+    file.write_all(code)
 }
 
 #[cfg(test)]

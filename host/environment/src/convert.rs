@@ -142,11 +142,8 @@ pub fn score(info: &EnvInfo, score: wit_types::Score) -> Checked<Score> {
 }
 
 fn message_to(message: &Message) -> wit_types::Message {
-    let call = |c: &ToolCall| wit_types::ToolCall {
-        id: c.id.clone(),
-        name: c.name.clone(),
-        arguments: c.arguments.clone(),
-    };
+    let call =
+        |c: &ToolCall| wit_types::ToolCall { id: c.id.clone(), name: c.name.clone(), arguments: c.arguments.clone() };
     wit_types::Message {
         role: match message.role {
             Role::System => wit_types::Role::System,
@@ -219,7 +216,8 @@ pub fn context_to(context: &RolloutContext) -> wit::RolloutContext {
 
 /// A member of a group that is to be scored as a whole.
 pub fn member_to(member: &GroupMember) -> wit::Finished {
-    let line = |c: &RewardComponent| wit_types::RewardComponent { name: c.name.clone(), value: c.value, weight: c.weight };
+    let line =
+        |c: &RewardComponent| wit_types::RewardComponent { name: c.name.clone(), value: c.value, weight: c.weight };
     let metric = |m: &Metric| wit_types::Metric { name: m.name.clone(), value: m.value };
     wit::Finished {
         ctx: context_to(&member.context),

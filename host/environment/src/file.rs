@@ -2,9 +2,9 @@
 //! the words for what it is when it is none; must not know calls beyond `describe`.
 
 use crate::bindings::{GRANTED, INTERFACE, PACKAGE, PureEnvPre, VERSION};
-use crate::instance::{Identity, Instance};
+use crate::instance::{INSTANTIATE, Identity, Instance, one_line};
 use crate::log::State;
-use crate::{EnvInfo, Limits, LoadError, Sandbox};
+use crate::{EnvInfo, Failure, Limits, LoadError, Sandbox};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl EnvFile {
         self.0.bytes
     }
 
-    /// Interfaces it imports, in order: all that it can reach.
+    /// Interfaces it imports, sorted: all that it can reach.
     pub fn imports(&self) -> &[String] {
         &self.0.imports
     }
@@ -87,9 +87,12 @@ impl EnvFile {
             };
             sandbox.run(describe).await
         };
-        let info = described
-            .ok_or_else(aborted)?
-            .map_err(|source| LoadError::Describe { path: path.to_owned(), source })?;
+        let info = described.ok_or_else(aborted)?.map_err(|source| match source.failure {
+            Failure::Invalid(reason) if source.call == INSTANTIATE => {
+                LoadError::Interface { path: path.to_owned(), reason }
+            }
+            _ => LoadError::Describe { path: path.to_owned(), source },
+        })?;
         let (path, sandbox) = (path.to_owned(), sandbox.clone());
         Ok(EnvFile(Arc::new(Inner { path, sha256, bytes, imports, version, info, pre, sandbox })))
     }
@@ -113,10 +116,6 @@ fn prepare(sandbox: &Sandbox, path: &Path) -> Result<Prepared, LoadError> {
     let interface = |error: wasmtime::Error| LoadError::Interface { path: path.to_owned(), reason: one_line(&error) };
     let pre = sandbox.linker().instantiate_pre(&component).and_then(PureEnvPre::new).map_err(interface)?;
     Ok(Prepared { sha256, bytes: bytes.len() as u64, imports, version, pre })
-}
-
-fn one_line(error: &wasmtime::Error) -> String {
-    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Magic number, kind and section sizes: enough to tell a component from everything else, and a whole one from a
@@ -174,15 +173,12 @@ fn compile(sandbox: &Sandbox, path: &Path, sha256: &str, bytes: &[u8]) -> Result
 }
 
 /// Names and versions of what it exports and imports. Gives its imports and the version of the contract.
-fn check_interface(
-    sandbox: &Sandbox,
-    path: &Path,
-    component: &Component,
-) -> Result<(Vec<String>, String), LoadError> {
+fn check_interface(sandbox: &Sandbox, path: &Path, component: &Component) -> Result<(Vec<String>, String), LoadError> {
     let path = || path.to_owned();
     let ty = component.component_type();
     let exports: Vec<String> = ty.exports(sandbox.engine()).map(|(name, _)| name.to_owned()).collect();
-    let imports: Vec<String> = ty.imports(sandbox.engine()).map(|(name, _)| name.to_owned()).collect();
+    let mut imports: Vec<String> = ty.imports(sandbox.engine()).map(|(name, _)| name.to_owned()).collect();
+    imports.sort_unstable();
     let split = |name: &str| name.split_once('@').map(|(name, version)| (name.to_owned(), version.to_owned()));
     let versions: Vec<String> =
         exports.iter().filter_map(|name| split(name)).filter(|(name, _)| name == INTERFACE).map(|(_, v)| v).collect();

@@ -37,6 +37,9 @@ pub struct Instance {
     alive: bool,
 }
 
+/// The call that errors of [`Instance::new`] name. [`Failure::Invalid`] in it means shapes that do not fit.
+pub const INSTANTIATE: &str = "instantiate";
+
 type Called<T> = Result<wasmtime::Result<T>, Elapsed>;
 
 impl Instance {
@@ -58,8 +61,11 @@ impl Instance {
             Ok(Ok(bindings)) => {
                 Ok(Instance { store, bindings, identity, output_bytes: limits.output_bytes, alive: true })
             }
-            Ok(Err(error)) => Err(identity.error("instantiate", trapped(&error, said, limits.output_bytes))),
-            Err(_) => Err(identity.error("instantiate", Failure::CallTimeout { limit: limits.call_timeout })),
+            Ok(Err(error)) if error.is::<Trap>() || error.is::<MemoryCap>() => {
+                Err(identity.error(INSTANTIATE, trapped(&error, said, limits.output_bytes)))
+            }
+            Ok(Err(error)) => Err(identity.error(INSTANTIATE, Failure::Invalid(one_line(&error)))),
+            Err(_) => Err(identity.error(INSTANTIATE, Failure::CallTimeout { limit: limits.call_timeout })),
         }
     }
 
@@ -214,4 +220,9 @@ fn trapped(error: &wasmtime::Error, said: Option<String>, limit_bytes: u64) -> F
         return Failure::TooMuchData { limit_bytes };
     }
     Failure::Trap { reason, said }
+}
+
+/// An engine's error with its causes.
+pub fn one_line(error: &wasmtime::Error) -> String {
+    format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -77,7 +77,8 @@ impl State {
     /// Ends the call; gives the last error line it wrote.
     pub fn end(&mut self) -> Option<String> {
         if self.lines > self.max_lines {
-            let message = format!("{} more lines dropped: one call may write {}", self.lines - self.max_lines, self.max_lines);
+            let message =
+                format!("{} more lines dropped: one call may write {}", self.lines - self.max_lines, self.max_lines);
             self.write(LogLevel::Warn, message, Vec::new());
         }
         self.said.take()
@@ -108,9 +109,9 @@ impl wit_log::Host for State {
         if self.lines > self.max_lines {
             return;
         }
-        let fields = fields.iter().map_while(|(name, value)| {
-            (room > 0).then(|| (clean(name, &mut room), clean(value, &mut room)))
-        });
+        let fields = fields
+            .iter()
+            .map_while(|(name, value)| (room > 0).then(|| (clean(name, &mut room), clean(value, &mut room))));
         let fields = fields.collect();
         self.write(level, message, fields);
     }

@@ -1,0 +1,119 @@
+//! Files that are no environments, and how each is told.
+
+use super::common::{limits, sandbox, wasm};
+use prl_environment::{LoadError, Sandbox, SandboxConfig};
+use std::fs;
+use std::path::Path;
+use wit_component::{ComponentEncoder, StringEncoding, dummy_module, embed_component_metadata};
+use wit_parser::{ManglingAndAbi, Resolve};
+
+const CONTRACT: &str = include_str!("../../../../sdk/wit/since_v0.1.0/env.wit");
+
+/// A component of `world` whose functions all trap.
+fn component(wit: &str, world: &str) -> Vec<u8> {
+    let mut resolve = Resolve::default();
+    let package = resolve.push_str("test.wit", wit).unwrap();
+    let world = resolve.select_world(&[package], Some(world)).unwrap();
+    let mut module = dummy_module(&resolve, world, ManglingAndAbi::Standard32);
+    embed_component_metadata(&mut module, &resolve, world, StringEncoding::UTF8, false).unwrap();
+    ComponentEncoder::default().validate(true).module(&module).unwrap().encode().unwrap()
+}
+
+async fn refusal(dir: &Path, bytes: &[u8]) -> String {
+    let path = dir.join("x.wasm");
+    fs::write(&path, bytes).unwrap();
+    let error = sandbox().load(&path, &limits()).await.expect_err("the file is refused").to_string();
+    assert!(error.starts_with(&format!("`{}`", path.display())), "{error}");
+    assert!(!error.contains('\n'), "{error}");
+    error.replacen(&path.display().to_string(), "x", 1)
+}
+
+#[tokio::test]
+async fn each_wrong_file_has_one_clear_line() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path();
+    assert_eq!(refusal(dir, b"").await, "`x` is not a WASM file: it is empty");
+    assert_eq!(refusal(dir, b"\x7fELF\x02\x01\x01\0\0").await, "`x` is not a WASM file: it does not begin like one");
+    assert!(refusal(dir, b"\0asm\x01\0\0\0").await.starts_with("`x` is a core WASM module, not a component"));
+    let whole = fs::read(wasm("reverse-text")).unwrap();
+    assert!(refusal(dir, &whole[..50_000]).await.starts_with("`x` is cut off"));
+    let junk = refusal(dir, b"\0asm\x0d\0\x01\0\x63\x03abc").await;
+    assert!(junk.starts_with("`x` is not a valid WASM component: "), "{junk}");
+    let missing = sandbox().load(&dir.join("none.wasm"), &limits()).await.err().unwrap();
+    assert!(matches!(missing, LoadError::Read { .. }), "{missing}");
+
+    let other = component("package a:b; world w { export run: func(); export greet: interface { hi: func(); } }", "w");
+    assert_eq!(
+        refusal(dir, &other).await,
+        "`x` is a component but not an environment: it exports `run`, `greet` and not `prl:env/environment`"
+    );
+    let nothing = component("package a:b; world w { }", "w");
+    assert!(refusal(dir, &nothing).await.contains("it exports nothing and not"));
+
+    let newer = component(&CONTRACT.replace("prl:env@0.1.0", "prl:env@0.2.0"), "pure-env");
+    assert_eq!(
+        refusal(dir, &newer).await,
+        "`x` was built for prl:env 0.2.0, this prl runs prl:env 0.1.x: it needs a newer prl, one that runs prl:env 0.2"
+    );
+    let older = component(&CONTRACT.replace("prl:env@0.1.0", "prl:env@0.0.9"), "pure-env");
+    assert!(refusal(dir, &older).await.ends_with("build it anew with the current prl-env"));
+
+    let greedy = CONTRACT.replace("  import log;\n", "  import log;\n  import http;\n")
+        + "\ninterface http { fetch: func(url: string) -> string; }\n";
+    assert_eq!(
+        refusal(dir, &component(&greedy, "pure-env")).await,
+        "`x` imports `prl:env/http@0.1.0`, which is not granted; an environment gets `prl:env/types@0.1`, \
+         `prl:env/log@0.1` and nothing else"
+    );
+    let later = component(&greedy.replace("prl:env@0.1.0", "prl:env@0.1.4"), "pure-env");
+    assert!(refusal(dir, &later).await.ends_with("it imports `prl:env/http@0.1.4` and needs a newer prl"));
+
+    let bent = component(&CONTRACT.replace("index: u64, seed: u64) ->", "index: u64) ->"), "pure-env");
+    let bent = refusal(dir, &bent).await;
+    assert!(
+        bent.starts_with("`x` does not match the interface it names: ") && bent.contains("type mismatch"),
+        "{bent}"
+    );
+}
+
+#[tokio::test]
+async fn a_later_patch_of_the_same_track_is_welcome() {
+    // Its functions trap, so that it gets as far as its description says that it was taken for an environment.
+    let temp = tempfile::tempdir().unwrap();
+    for version in ["0.1.0", "0.1.7"] {
+        let text = CONTRACT.replace("prl:env@0.1.0", &format!("prl:env@{version}"));
+        let refused = refusal(temp.path(), &component(&text, "pure-env")).await;
+        assert!(
+            refused.contains("`x` cannot be described: ") && refused.contains("in `describe`: it crashed"),
+            "{refused}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn compiled_code_is_kept_and_a_bad_cache_is_survived() {
+    let temp = tempfile::tempdir().unwrap();
+    let cache = temp.path().join("cache");
+    let config = SandboxConfig { cache_dir: Some(cache.clone()), threads: 1 };
+    let files = || fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
+    let first = Sandbox::new(&config).unwrap().load(&wasm("misbehave"), &limits()).await.unwrap();
+    let kept = files();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let name = kept[0].file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with(first.sha256()) && name.ends_with(".cwasm"), "{name}");
+    let second = Sandbox::new(&config).unwrap().load(&wasm("misbehave"), &limits()).await.unwrap();
+    assert_eq!((first.info(), files().len()), (second.info(), 1));
+
+    let good = fs::read(&kept[0]).unwrap();
+    let mut flipped = good.clone();
+    flipped[10_000] ^= 1;
+    for bad in [&b"not code"[..], &good[..5000], &flipped] {
+        fs::write(&kept[0], bad).unwrap();
+        let again = Sandbox::new(&config).unwrap().load(&wasm("misbehave"), &limits()).await.unwrap();
+        assert_eq!(first.info(), again.info());
+        assert_eq!(fs::read(&kept[0]).unwrap().len(), good.len(), "the bad file was replaced");
+    }
+
+    let blocked = SandboxConfig { cache_dir: Some(kept[0].join("below-a-file")), threads: 1 };
+    assert!(Sandbox::new(&blocked).unwrap().load(&wasm("misbehave"), &limits()).await.is_ok());
+}
