@@ -1,3 +1,39 @@
-//! The `prl` binary.
+//! The `prl` binary: commands, assembly of a run from the crates, exit codes.
+//!
+//! Owns the command line, the rendering of errors and the wiring. Logic worth a unit test belongs into a crate.
 
-fn main() {}
+mod assets;
+mod checkpoint;
+mod command;
+mod failure;
+mod logging;
+mod ports;
+mod rl;
+mod sft;
+mod signals;
+
+use clap::Parser;
+use command::{Cli, Command};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors; what clap cannot print, nobody is there to read.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let result = match cli.command {
+        Command::Rl(words) => rl::run(&words.words),
+        Command::Sft(words) => sft::run(&words.words),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("error: {}", failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}

@@ -28,7 +28,7 @@ impl PlironCompiler {
     pub fn compile(&mut self, _: KernelDefinition, _: &PlironOptions) -> Result<PlironArtifact, CompilationError> {
         Err(CompilationError::Generic {
             reason: "this build has no LLVM back end; cubecl-cuda must be built with its `cpp` feature".into(),
-            backtrace: cubecl_common::backtrace::BackTrace::capture(),
+            backtrace: cubecl_environment::backtrace::BackTrace::capture(),
         })
     }
 

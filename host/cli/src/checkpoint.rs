@@ -1,0 +1,89 @@
+//! When and how a step is saved: `checkpoints/step_N/` to resume from and `weights/step_N/` to use elsewhere. Owns the
+//! contents of both; the store owns how they get on disk.
+
+use prl_model::{Decoder, SaveOptions};
+use prl_store::{Keep, RunDir};
+use prl_types::Step;
+use std::path::{Path, PathBuf};
+
+/// Folder of the trainer's part of a checkpoint.
+pub const TRAINER: &str = "trainer";
+/// The orchestrator's part.
+const ORCHESTRATOR: &str = "orchestrator/progress.json";
+
+/// What is saved and when.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Steps between checkpoints; `None` is only the last.
+    pub interval: Option<u64>,
+    /// The last step.
+    pub max_steps: Option<u64>,
+    /// Which are kept.
+    pub keep: Keep,
+    /// Weights without the state needed to resume.
+    pub weights_only: bool,
+    /// The folder the tokenizer is copied from.
+    pub companions: PathBuf,
+}
+
+impl Plan {
+    /// The plan of a `[ckpt]` section.
+    pub fn new(ckpt: &prl_config::TrainerCkpt, max_steps: Option<u64>, companions: &Path) -> Self {
+        Plan {
+            interval: ckpt.interval,
+            max_steps,
+            keep: Keep { last: ckpt.keep_last.map(|n| n as usize), interval: ckpt.keep_interval },
+            weights_only: ckpt.weights_only,
+            companions: companions.to_path_buf(),
+        }
+    }
+
+    /// Whether `step` is saved.
+    pub fn is_due(&self, step: Step) -> bool {
+        self.interval.is_some_and(|i| step.is_multiple_of(i)) || self.max_steps == Some(step)
+    }
+
+    /// Saves a step: weights for use elsewhere, then what is needed to resume.
+    ///
+    /// # Errors
+    /// A text naming the file; what was complete before still is.
+    pub fn save(
+        &self,
+        run: &RunDir,
+        step: Step,
+        decoder: &Decoder,
+        save_trainer: impl FnOnce(&Path) -> Result<(), String>,
+        orchestrator: Option<&prl_orchestrator::Progress>,
+    ) -> Result<(), String> {
+        let options = SaveOptions { companions: Some(self.companions.clone()), ..SaveOptions::default() };
+        let weights = run.weights().begin(step).map_err(|e| e.to_string())?;
+        decoder.save_hf(weights.dir(), &options).map_err(|e| e.to_string())?;
+        weights.commit().map_err(|e| e.to_string())?;
+        run.weights().prune(self.keep).map_err(|e| e.to_string())?;
+        if self.weights_only {
+            return Ok(());
+        }
+        let checkpoint = run.checkpoints().begin(step).map_err(|e| e.to_string())?;
+        let dir = checkpoint.dir().join(TRAINER);
+        std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
+        decoder.save_hf(&dir, &options).map_err(|e| e.to_string())?;
+        save_trainer(&dir)?;
+        if let Some(progress) = orchestrator {
+            let text = serde_json::to_vec_pretty(progress).map_err(|e| e.to_string())?;
+            checkpoint.write(ORCHESTRATOR, &text).map_err(|e| e.to_string())?;
+        }
+        checkpoint.commit().map_err(|e| e.to_string())?;
+        run.checkpoints().prune(self.keep).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+}
+
+/// The orchestrator's state in a checkpoint.
+///
+/// # Errors
+/// The file is missing or of another shape.
+pub fn orchestrator_progress(checkpoint: &Path) -> Result<prl_orchestrator::Progress, String> {
+    let path = checkpoint.join(ORCHESTRATOR);
+    let text = std::fs::read(&path).map_err(|e| format!("cannot read `{}`: {e}", path.display()))?;
+    serde_json::from_slice(&text).map_err(|e| format!("`{}`: {e}", path.display()))
+}

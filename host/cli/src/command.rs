@@ -1,0 +1,36 @@
+//! The command line as clap sees it. Configuration words are passed through as they are.
+
+use clap::{Args, Parser, Subcommand};
+
+/// Reinforcement-learning post-training for language models.
+#[derive(Parser)]
+#[command(name = "prl", version, about, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Train a policy by reinforcement learning.
+    #[command(disable_help_flag = true, override_usage = "prl rl @ rl.toml [@ more.toml] [--a.b-c value]... [--plugin file.so]...")]
+    Rl(Words),
+    /// Train a model on conversations.
+    #[command(disable_help_flag = true, override_usage = "prl sft @ sft.toml [@ more.toml] [--a.b-c value]...")]
+    Sft(Words),
+}
+
+/// Everything after the command's name.
+#[derive(Args)]
+pub struct Words {
+    /// `@ file.toml` and `--key value`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
+}
+
+/// Whether the words ask for help.
+pub fn wants_help(words: &[String]) -> bool {
+    words.iter().any(|w| w == "--help" || w == "-h")
+}

@@ -1,0 +1,135 @@
+//! What both commands do around a run: logs, run directory, metric sinks, the resolved configuration. Owns no format.
+
+use crate::failure::{Failure, run as running};
+use prl_config::{Dump, Loaded, LogLevel, Wandb as WandbConfig};
+use prl_environment::{LogLine, LogSink};
+use prl_model::ModelConfig;
+use prl_monitor::{Jsonl, Level, LogFile, LogOptions, Logs, Monitor, Wandb, WandbOptions, env_worker_log};
+use prl_store::{Create, RunDir, write_atomic};
+use serde::Serialize;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Sends every log event to the console; files follow once the run directory is known.
+pub fn install(level: LogLevel, json: bool, file: LogFile) -> Result<Logs, Failure> {
+    let level = match level {
+        LogLevel::Trace | LogLevel::Debug => Level::Debug,
+        LogLevel::Info => Level::Info,
+        LogLevel::Success => Level::Success,
+        LogLevel::Warning => Level::Warning,
+        LogLevel::Error => Level::Error,
+    };
+    let options = LogOptions { json, ..LogOptions::stdout(level, file) };
+    Logs::install(options).map_err(running("logs"))
+}
+
+/// `--dry-run`: writes the effective configuration and says where every value that is not a default comes from.
+pub fn dry_run(output_dir: &Path, dumps: &[Dump], explained: &str) -> Result<u8, Failure> {
+    let dir = output_dir.join("configs");
+    write_dumps(&dir, dumps)?;
+    print!("{explained}");
+    println!("The configuration is valid. Its effective form is in {}", dir.display());
+    Ok(0)
+}
+
+/// The effective configuration of a run.
+pub fn write_configs(dir: &RunDir, dumps: &[Dump]) -> Result<(), Failure> {
+    write_dumps(&dir.configs(), dumps)
+}
+
+fn write_dumps(dir: &Path, dumps: &[Dump]) -> Result<(), Failure> {
+    let create = std::fs::create_dir_all(dir);
+    create.map_err(|e| Failure::input(format_args!("cannot create `{}`: {e}", dir.display())))?;
+    for dump in dumps {
+        write_atomic(&dir.join(dump.name), dump.text.as_bytes()).map_err(Failure::input)?;
+    }
+    Ok(())
+}
+
+/// Takes the run directory into use.
+pub fn run_dir(output_dir: &Path, clean: bool, resuming: bool, ckpt_dir: Option<PathBuf>) -> Result<RunDir, Failure> {
+    let never_clean = std::env::var_os("NEVER_CLEAN_OUTPUT_DIR").is_some_and(|v| !v.is_empty());
+    RunDir::create(output_dir, &Create { clean, never_clean, resuming, ckpt_dir }).map_err(Failure::input)
+}
+
+/// An environment's log lines go to the file of its worker, not to the console.
+pub fn env_sink(split: &'static str, env: &str) -> LogSink {
+    let env = env.to_owned();
+    Arc::new(move |line: LogLine| {
+        let logfile = env_worker_log(split, &env, line.worker);
+        let rollout = line.rollout.as_deref().map(|r| format!("[{r}] ")).unwrap_or_default();
+        let fields: String = line.fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        let text = format!("{rollout}{}{fields}", line.message);
+        use prl_environment::LogLevel as L;
+        match line.level {
+            L::Trace | L::Debug => tracing::debug!(target: "prl_environment", logfile = logfile.as_str(), "{text}"),
+            L::Info => tracing::info!(target: "prl_environment", logfile = logfile.as_str(), "{text}"),
+            L::Warn => tracing::warn!(target: "prl_environment", logfile = logfile.as_str(), "{text}"),
+            L::Error => tracing::error!(target: "prl_environment", logfile = logfile.as_str(), "{text}"),
+        }
+    })
+}
+
+/// `metrics.jsonl`, and W&B's offline file where the configuration asks for it.
+pub fn monitor<C: Serialize>(
+    dir: &RunDir,
+    wandb: Option<&WandbConfig>,
+    loaded: &Loaded<C>,
+) -> Result<Monitor, Failure> {
+    let mut monitor = Monitor::new(Jsonl::open(&dir.metrics()).map_err(Failure::run)?);
+    if let Some(wandb) = wandb {
+        let config = match serde_json::to_value(&loaded.config) {
+            Ok(Value::Object(map)) => map,
+            Ok(_) => serde_json::Map::new(),
+            Err(error) => return Err(Failure::run(error)),
+        };
+        let options = WandbOptions {
+            project: wandb.project.clone(),
+            entity: wandb.entity.clone(),
+            name: wandb.name.clone(),
+            group: wandb.group.clone(),
+            tags: wandb.tags.clone().unwrap_or_default(),
+            id: None,
+            config,
+        };
+        let sink = Wandb::create(&dir.wandb(), &options).map_err(Failure::run)?;
+        tracing::info!(target: "prl_orchestrator", "W&B: this run is recorded on disk; {}", sink.sync_hint());
+        monitor.add(sink).map_err(Failure::run)?;
+    }
+    Ok(monitor)
+}
+
+/// What to type after a stop.
+pub fn how_to_go_on(dir: &RunDir, saves: bool) -> String {
+    let latest = dir.checkpoints().latest().ok().flatten();
+    match latest {
+        Some((step, _)) => format!(
+            "Everything is written. Go on from the checkpoint of step {step} by running the same command with \
+             --ckpt.resume-step {step}"
+        ),
+        None => {
+            let hint = if saves { "set --ckpt.interval to save on the way" } else { "add --ckpt to save checkpoints" };
+            format!(
+                "Everything is written, but no checkpoint was due. Run the same command with --clean-output-dir to \
+                 start again; {hint}"
+            )
+        }
+    }
+}
+
+/// A model in a few words.
+pub fn shape(config: &ModelConfig) -> String {
+    format!(
+        "{} with {} layers of width {}, vocabulary {}",
+        config.family, config.layers, config.hidden_size, config.vocab_size
+    )
+}
+
+/// The machine's memory, GiB; 0 where it cannot be read.
+pub fn total_memory_gib() -> f64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<f64>().ok());
+    kib.map_or(0.0, |kib| kib / (1024.0 * 1024.0))
+}

@@ -1,0 +1,43 @@
+//! A plug-in's instance as the orchestrator's algorithm.
+
+use prl_algorithm::{Hook, Scored};
+use prl_orchestrator::Algorithm;
+use prl_types::{Rollout, Streams};
+use std::sync::{Mutex, PoisonError};
+
+/// One instance of a plug-in. Calls are serialised.
+pub struct PluginAlgorithm(Mutex<prl_algorithm::Algorithm>);
+
+impl PluginAlgorithm {
+    /// Wraps an instance.
+    pub fn new(algorithm: prl_algorithm::Algorithm) -> Self {
+        PluginAlgorithm(Mutex::new(algorithm))
+    }
+}
+
+impl Algorithm for PluginAlgorithm {
+    fn score_group(&self, group: &[&Rollout]) -> Result<Vec<Option<Vec<Streams>>>, String> {
+        let mut algorithm = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let scored = if algorithm.has(Hook::ScoreRollout) {
+            let mut seen = Vec::with_capacity(group.len());
+            for rollout in group {
+                let scored = algorithm.score_rollout(rollout).map_err(|e| e.to_string())?;
+                let streams = scored.streams.into_iter().next().unwrap_or_default();
+                seen.push(Rollout { streams, samples: rollout.samples.clone(), ..(*rollout).clone() });
+            }
+            algorithm.score_group(&seen.iter().collect::<Vec<_>>())
+        } else {
+            algorithm.score_group(group)
+        };
+        let Scored { streams, dropped, metrics, .. } = scored.map_err(|e| e.to_string())?;
+        for metric in metrics {
+            tracing::debug!(target: "prl_orchestrator", "{}: {} = {}", algorithm.name(), metric.name, metric.value);
+        }
+        for (rollout, reason) in group.iter().zip(&dropped) {
+            if let Some(reason) = reason {
+                tracing::debug!(target: "prl_orchestrator", "{} dropped rollout {}: {reason}", algorithm.name(), rollout.id);
+            }
+        }
+        Ok(streams.into_iter().zip(dropped).map(|(s, dropped)| dropped.is_none().then_some(s)).collect())
+    }
+}

@@ -1,0 +1,127 @@
+//! A pool of sandboxed instances as the orchestrator's environment.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use prl_environment::{EnvError, Finish, GroupMember, Pool, RolloutContext};
+use prl_orchestrator::{Env, EnvTurn, Finished, OpenRequest, Purpose, Session, StepInput, Stop};
+use prl_types::{Score, Task};
+use std::sync::Arc;
+
+/// A configured environment.
+pub struct PoolEnv(pub Pool);
+
+fn text(error: EnvError) -> String {
+    error.to_string()
+}
+
+impl Env for PoolEnv {
+    fn split_size(&self, split: &str) -> Result<Option<u64>, String> {
+        match self.0.info().split(split) {
+            Some(split) => Ok(split.size),
+            None => {
+                let known: Vec<&str> = self.0.info().splits.iter().map(|s| s.name.as_str()).collect();
+                Err(format!("environment `{}` has no split `{split}`; it has {}", self.0.name(), known.join(", ")))
+            }
+        }
+    }
+
+    fn task<'a>(&'a self, split: &'a str, index: u64, seed: u64) -> BoxFuture<'a, Result<Task, String>> {
+        async move { self.0.task(split, index, seed).await.map_err(text) }.boxed()
+    }
+
+    fn open(&self, task: Arc<Task>, request: OpenRequest) -> BoxFuture<'_, Result<Box<dyn Session>, String>> {
+        let context = RolloutContext {
+            id: request.id.to_string(),
+            seed: request.seed,
+            member: request.id.member,
+            group_size: request.group_size,
+            step: request.step,
+            eval: request.purpose == Purpose::Eval,
+        };
+        async move {
+            let session = self.0.open(&task, context).await.map_err(text)?;
+            Ok(Box::new(PoolSession(Some(session))) as Box<dyn Session>)
+        }
+        .boxed()
+    }
+
+    fn group_scoring(&self) -> bool {
+        self.0.info().features.group_scoring
+    }
+
+    fn score_group<'a>(
+        &'a self,
+        task: &'a Task,
+        members: &'a [&'a Finished],
+    ) -> BoxFuture<'a, Result<Vec<Score>, String>> {
+        let group_size = members.len() as u32;
+        let members: Vec<GroupMember> = members.iter().map(|m| member(m, group_size)).collect();
+        async move { self.0.score_group(task, &members).await.map_err(text) }.boxed()
+    }
+}
+
+fn member(finished: &Finished, group_size: u32) -> GroupMember {
+    let rollout = &finished.rollout;
+    let mut messages = rollout.task.prompt.clone();
+    messages.extend(finished.opening.iter().cloned());
+    for turn in &rollout.turns {
+        messages.push(turn.message.clone());
+        messages.extend(turn.replies.iter().cloned());
+    }
+    GroupMember {
+        context: RolloutContext {
+            id: rollout.id.to_string(),
+            seed: rollout.task.seed,
+            member: rollout.id.member,
+            group_size,
+            step: rollout.policy_version.0,
+            eval: rollout.task.split == "eval",
+        },
+        messages,
+        truncated: rollout.truncation.as_ref().map(|t| t.reason.clone()),
+        score: rollout.score.clone(),
+    }
+}
+
+/// A live rollout; `None` once it is scored.
+struct PoolSession(Option<prl_environment::Session>);
+
+impl PoolSession {
+    fn live(&mut self) -> Result<&mut prl_environment::Session, String> {
+        self.0.as_mut().ok_or_else(|| "the rollout is already scored".to_owned())
+    }
+}
+
+fn env_turn(turn: prl_environment::EnvTurn) -> EnvTurn {
+    EnvTurn {
+        messages: turn.messages,
+        reward: turn.reward,
+        stop: turn.stop.map(|s| Stop { truncated: s.truncated, reason: s.reason }),
+        tools: turn.tools,
+        metrics: turn.metrics,
+    }
+}
+
+impl Session for PoolSession {
+    fn start(&mut self) -> BoxFuture<'_, Result<EnvTurn, String>> {
+        async move { self.live()?.start().await.map(env_turn).map_err(text) }.boxed()
+    }
+
+    fn step(&mut self, input: StepInput) -> BoxFuture<'_, Result<EnvTurn, String>> {
+        async move {
+            let finish = Finish::new(&input.finish, &input.message);
+            let left = u32::try_from(input.context_left).ok();
+            let tokens = input.tokens as u32;
+            self.live()?.step(&input.message, finish, tokens, left).await.map(env_turn).map_err(text)
+        }
+        .boxed()
+    }
+
+    fn score(&mut self, truncated: Option<String>) -> BoxFuture<'_, Result<Score, String>> {
+        async move {
+            let session = self.0.take().ok_or_else(|| "the rollout is already scored".to_owned())?;
+            session.score(truncated.as_deref()).await.map_err(text)
+        }
+        .boxed()
+    }
+}

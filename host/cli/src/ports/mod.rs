@@ -1,0 +1,8 @@
+//! The orchestrator's traits over the real crates. Each file joins two crates and owns nothing else.
+
+pub mod algorithm;
+pub mod env;
+pub mod observer;
+pub mod policy;
+pub mod renderer;
+pub mod trainer;

@@ -1,0 +1,168 @@
+//! Records what the orchestrator reports: rollouts, metrics, console lines. Owns which record goes where.
+
+use prl_monitor::{EnvLine, EvalLine, Metrics, Monitor, OrchestratorLine, Progress, TrainerLine};
+use prl_orchestrator::{EnvShare, Observer, Purpose, StepReport};
+use prl_store::{RolloutLog, Split, StoreError, Subset};
+use prl_types::{Eval, Rollout, Step, Summary};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// The run's recorder.
+pub struct Recorder(Mutex<Inner>);
+
+struct Inner {
+    monitor: Option<Monitor>,
+    rollouts: RolloutLog,
+    bar: Option<Progress>,
+    failed: bool,
+}
+
+impl Recorder {
+    /// `bar` counts steps.
+    pub fn new(monitor: Monitor, rollouts: RolloutLog, bar: Option<Progress>) -> Self {
+        Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, bar, failed: false }))
+    }
+
+    /// Flushes everything. Nothing is recorded afterwards.
+    pub fn finish(&self, exit_code: i32) {
+        let mut inner = self.lock();
+        let result = inner.rollouts.flush();
+        inner.note(result);
+        inner.bar = None;
+        if let Some(monitor) = inner.monitor.take() {
+            monitor.finish(exit_code);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// A rollout log that cannot be written warns once; the run goes on.
+    fn note(&mut self, result: Result<(), StoreError>) {
+        if let Err(error) = result
+            && !std::mem::replace(&mut self.failed, true)
+        {
+            tracing::warn!(target: "prl_orchestrator", "rollouts are not recorded from here on: {error}");
+        }
+    }
+
+    fn log(&mut self, step: Step, maps: &[&BTreeMap<String, f64>]) {
+        let mut metrics = Metrics::new();
+        for (name, value) in maps.iter().flat_map(|map| map.iter()) {
+            metrics.set(name, *value);
+        }
+        if let Some(monitor) = &mut self.monitor {
+            monitor.log(step, metrics);
+        }
+    }
+}
+
+fn split(purpose: Purpose) -> Split {
+    match purpose {
+        Purpose::Train => Split::Train,
+        Purpose::Eval => Split::Eval,
+    }
+}
+
+impl Observer for Recorder {
+    fn rollout(&self, purpose: Purpose, step: Step, rollout: &Rollout) {
+        let mut inner = self.lock();
+        let mut result = inner.rollouts.append(step, split(purpose), Subset::All, rollout);
+        if result.is_ok() && purpose == Purpose::Eval && rollout.is_effective() {
+            result = inner.rollouts.append(step, Split::Eval, Subset::Effective, rollout);
+        }
+        inner.note(result);
+    }
+
+    fn batch(&self, step: Step, effective: &[&Rollout]) {
+        let mut inner = self.lock();
+        for rollout in effective {
+            let result = inner.rollouts.append(step, Split::Train, Subset::Effective, rollout);
+            inner.note(result);
+        }
+    }
+
+    fn step(&self, report: &StepReport) {
+        tracing::info!(target: "prl_trainer", success = true, "{}", trainer_line(report));
+        tracing::info!(target: "prl_orchestrator", success = true, "{}", orchestrator_line(report));
+        let mut inner = self.lock();
+        inner.log(report.step, &[&report.metrics, &report.train]);
+        let result = inner.rollouts.end_step(report.step);
+        inner.note(result);
+        if let Some(bar) = &mut inner.bar {
+            bar.set(report.step);
+        }
+    }
+
+    fn eval(&self, eval: &Eval, metrics: &BTreeMap<String, f64>) {
+        tracing::info!(target: "prl_orchestrator", success = true, "{}", eval_line(eval));
+        let mut inner = self.lock();
+        inner.log(eval.step, &[metrics]);
+        let result = inner.rollouts.flush();
+        inner.note(result);
+    }
+}
+
+fn trainer_line(report: &StepReport) -> TrainerLine {
+    let get = |name: &str| report.train.get(name).copied();
+    let value = |name: &str| get(name).unwrap_or(0.0);
+    TrainerLine {
+        step: report.step,
+        seconds: value("time/step"),
+        loss: value("loss/mean"),
+        entropy: value("entropy/all/mean"),
+        mismatch_kl: value("mismatch_kl/all/mean"),
+        grad_norm: value("optim/grad_norm"),
+        lr: value("optim/lr"),
+        throughput: value("perf/throughput"),
+        mfu: get("perf/mfu"),
+        peak_memory_gib: value("perf/peak_memory"),
+        max_vio: None,
+        routing_confidence: None,
+    }
+}
+
+fn env_line(share: &EnvShare, report: &StepReport) -> EnvLine {
+    EnvLine {
+        env: share.env.clone(),
+        ratio: share.ratio,
+        reward: share.reward,
+        trainable: report.trainable,
+        rollouts: report.batch,
+        turns: share.turns,
+        branches: share.branches,
+        max_off_policy: report.max_off_policy,
+        error: share.error_rate,
+        truncation: share.truncation_rate,
+    }
+}
+
+fn orchestrator_line(report: &StepReport) -> OrchestratorLine {
+    OrchestratorLine {
+        step: report.step,
+        seconds: report.seconds,
+        all: env_line(&report.all, report),
+        envs: report.envs.iter().map(|share| env_line(share, report)).collect(),
+    }
+}
+
+fn eval_line(eval: &Eval) -> EvalLine {
+    let share = |of: &dyn Fn(&Rollout) -> bool| {
+        Summary::of(eval.rollouts.iter().map(|r| f64::from(u8::from(of(r))))).mean
+    };
+    let good = || eval.rollouts.iter().filter(|r| r.error.is_none());
+    EvalLine {
+        env: eval.env.clone(),
+        step: eval.step,
+        policy_version: eval.policy_version.0,
+        seconds: eval.seconds,
+        reward: Summary::of(good().map(|r| r.reward)).mean,
+        turns: Summary::of(good().map(|r| r.turns.len() as f64)).mean,
+        branches: Summary::of(good().map(|r| r.samples.len() as f64)).mean,
+        error: share(&|r| r.error.is_some()),
+        truncation: share(&|r| r.truncation.is_some()),
+    }
+}

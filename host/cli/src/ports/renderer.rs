@@ -1,0 +1,47 @@
+//! The model's renderer as the orchestrator's.
+
+use prl_orchestrator::{Rendered, Renderer};
+use prl_types::{Message, Role, TokenId, ToolDef};
+use std::sync::Arc;
+
+/// The renderer of a model folder.
+pub struct ModelRenderer {
+    /// Its renderer.
+    pub inner: Arc<prl_render::Renderer>,
+    /// Its stop tokens.
+    pub stops: Arc<[TokenId]>,
+}
+
+impl ModelRenderer {
+    /// Wraps `inner`.
+    pub fn new(inner: Arc<prl_render::Renderer>) -> Self {
+        let stops = inner.stop_token_ids().into();
+        ModelRenderer { inner, stops }
+    }
+}
+
+fn rendered(r: prl_render::Rendered) -> Rendered {
+    Rendered { ids: r.ids, spans: r.spans }
+}
+
+impl Renderer for ModelRenderer {
+    fn render(&self, messages: &[Message], tools: &[ToolDef]) -> Result<Rendered, String> {
+        self.inner.render_ids(messages, tools, true).map(rendered).map_err(|e| e.to_string())
+    }
+
+    fn bridge(&self, previous: &[TokenId], replies: &[Message], _: &[ToolDef]) -> Result<Option<Rendered>, String> {
+        Ok(self.inner.bridge_to_next_turn(previous, replies).map(rendered))
+    }
+
+    fn parse(&self, ids: &[TokenId]) -> Message {
+        // Ids the tokenizer cannot read are an answer without text, not a failure of the run.
+        self.inner.parse_response(ids).unwrap_or_else(|error| {
+            tracing::warn!(target: "prl_orchestrator", "a sampled turn cannot be decoded: {error}");
+            Message::text(Role::Assistant, "")
+        })
+    }
+
+    fn stop_token_ids(&self) -> Arc<[TokenId]> {
+        self.stops.clone()
+    }
+}

@@ -1,0 +1,239 @@
+//! `prl sft`: checks everything, opens model and data, and trains.
+
+mod data;
+
+use crate::assets;
+use crate::checkpoint::{self, Plan};
+use crate::command::wants_help;
+use crate::failure::{Failure, input, run as running};
+use crate::logging;
+use crate::signals::{self, Stop};
+use data::Data;
+use prl_config::{Loaded, SftConfig};
+use prl_model::{Decoder, Learner};
+use prl_monitor::{Logs, Metrics, Monitor, Progress, SftLine, ValidationLine};
+use prl_store::RunDir;
+use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, Update};
+use prl_types::Step;
+use std::path::PathBuf;
+use tokio::runtime::Runtime;
+
+/// Runs the command; the code is the process's.
+pub fn run(words: &[String]) -> Result<u8, Failure> {
+    if wants_help(words) {
+        println!("{}", prl_config::help_sft());
+        return Ok(0);
+    }
+    let loaded = prl_config::load_sft(words).map_err(Failure::input)?;
+    let config = &loaded.config;
+    if config.dry_run {
+        return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
+    }
+    let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
+    let early = if config.clean_output_dir { None } else { Some(run_dir(config)?) };
+    let parts = Parts::load(&loaded, &runtime)?;
+    let dir = match early {
+        Some(dir) => dir,
+        None => run_dir(config)?,
+    };
+    let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
+    train(&loaded, parts, dir, &logs, &stop)
+}
+
+fn run_dir(config: &SftConfig) -> Result<RunDir, Failure> {
+    let ckpt = config.ckpt.as_ref();
+    let resuming = ckpt.is_some_and(|c| c.resume_step.is_some());
+    logging::run_dir(&config.output_dir, config.clean_output_dir, resuming, ckpt.and_then(|c| c.output_dir.clone()))
+}
+
+/// Everything from outside, opened and checked before the run directory is touched.
+struct Parts {
+    device: prl_model::Device,
+    kernels: prl_model::Kernels,
+    model_dir: PathBuf,
+    decoder: Decoder,
+    data: Data,
+    val: Option<Vec<Document>>,
+}
+
+impl Parts {
+    fn load(loaded: &Loaded<SftConfig>, runtime: &Runtime) -> Result<Self, Failure> {
+        let config = &loaded.config;
+        let (device, kernels) = assets::device(config.device, config.kernels)?;
+        let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
+        let random = config.model.debug.random_init.then_some(config.seed);
+        let decoder = assets::decoder(&model_dir, random, device)?;
+        let tokenizer = match &config.tokenizer.name {
+            Some(name) if *name != config.model.name => assets::model_dir(loaded, "tokenizer.name", name)?,
+            _ => model_dir.clone(),
+        };
+        let renderer = assets::renderer(&tokenizer, config.tokenizer.chat_template.clone())?;
+        let data = Data::open(loaded, "data", &config.data, &renderer, runtime)?;
+        let val = match &config.val {
+            Some(val) => Some(Data::open(loaded, "val.data", &val.data, &renderer, runtime)?.all("val.data")?),
+            None => None,
+        };
+        Ok(Parts { device, kernels, model_dir, decoder, data, val })
+    }
+}
+
+fn train(
+    loaded: &Loaded<SftConfig>,
+    parts: Parts,
+    dir: RunDir,
+    logs: &Logs,
+    stop: &Stop,
+) -> Result<u8, Failure> {
+    let config = &loaded.config;
+    let resume = match config.ckpt.as_ref().and_then(|c| c.resume_step) {
+        Some(step) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
+        None => None,
+    };
+    if let Some((step, _)) = &resume {
+        dir.set_aside_after(*step).map_err(Failure::run)?;
+    }
+    logs.set_dir(&dir.logs()).map_err(Failure::run)?;
+    logging::write_configs(&dir, &loaded.dump())?;
+
+    let decoder = match &resume {
+        Some((_, path)) => assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?,
+        None => parts.decoder,
+    };
+    tracing::info!(
+        target: "prl_trainer",
+        "Model {} | {} | device {} | output {}",
+        parts.model_dir.display(), logging::shape(decoder.config()), parts.device, dir.root().display()
+    );
+    let chunk = config.model.fused_lm_head_token_chunk_size;
+    let learner = Learner::new(decoder, parts.kernels, chunk).map_err(Failure::input)?;
+    let sft_parts = SftParts {
+        optim: config.optim.clone(),
+        scheduler: config.scheduler.clone(),
+        max_steps: config.max_steps,
+        seq_len: config.data.seq_len(),
+        batch_size: config.data.batch_size(),
+        micro_batch_size: config.data.micro_batch_size(),
+        peak_flops: None,
+    };
+    let source = parts.data.into_documents(&config.data);
+    let mut trainer = SftTrainer::new(learner, sft_parts, source).map_err(Failure::input)?;
+    if let Some((step, path)) = &resume {
+        trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+        tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
+    }
+    let mut job = Job {
+        plan: config.ckpt.as_ref().map(|c| Plan::new(c, config.max_steps, &parts.model_dir)),
+        monitor: logging::monitor(&dir, config.wandb.as_ref(), loaded)?,
+        bar: config.max_steps.map(|total| Progress::start(logs, "Training", total)),
+        val: parts.val.map(|documents| (documents, config.val.as_ref().map_or(1, |v| v.interval))),
+        dir,
+    };
+    let eval_on_start = config.val.as_ref().is_some_and(|v| v.eval_on_start);
+    let result = job.steps(&mut trainer, config.max_steps, eval_on_start, stop);
+    let code = match &result {
+        Ok(true) => stop.exit_code().unwrap_or(130),
+        Ok(false) => 0,
+        Err(_) => 1,
+    };
+    job.bar = None;
+    job.monitor.finish(i32::from(code));
+    let step = trainer.progress().step;
+    if result? {
+        let again = logging::how_to_go_on(&job.dir, job.plan.is_some());
+        tracing::warn!(target: "prl_trainer", "Stopped after step {step}. {again}");
+    } else {
+        tracing::info!(target: "prl_trainer", success = true, "SFT training finished after step {step}");
+    }
+    Ok(code)
+}
+
+struct Job {
+    plan: Option<Plan>,
+    monitor: Monitor,
+    bar: Option<Progress>,
+    val: Option<(Vec<Document>, u64)>,
+    dir: RunDir,
+}
+
+impl Job {
+    /// Trains to the last step, the end of the data or a stop; true for a stop.
+    fn steps(
+        &mut self,
+        trainer: &mut SftTrainer,
+        max_steps: Option<u64>,
+        eval_on_start: bool,
+        stop: &Stop,
+    ) -> Result<bool, Failure> {
+        if eval_on_start && trainer.progress().step == 0 {
+            self.validate(trainer, 0)?;
+        }
+        while max_steps.is_none_or(|last| trainer.progress().step < last) {
+            if *stop.receiver.borrow() {
+                return Ok(true);
+            }
+            let Some(outcome) = trainer.train_step().map_err(Failure::run)? else {
+                tracing::info!(target: "prl_trainer", "The data has ended after step {}", trainer.progress().step);
+                break;
+            };
+            let step = trainer.progress().step;
+            if outcome.update != Update::Applied {
+                tracing::warn!(target: "prl_trainer", "step {step}: the weights stay ({:?})", outcome.update);
+            }
+            tracing::info!(target: "prl_trainer", success = true, "{}", line(step, &outcome.metrics));
+            self.log(step, &outcome.metrics);
+            if self.val.as_ref().is_some_and(|(_, interval)| step.is_multiple_of(*interval)) {
+                self.validate(trainer, step)?;
+            }
+            if self.plan.as_ref().is_some_and(|plan| plan.is_due(step)) {
+                self.save(trainer, step);
+            }
+            if let Some(bar) = &mut self.bar {
+                bar.set(step);
+            }
+        }
+        Ok(false)
+    }
+
+    fn validate(&mut self, trainer: &mut SftTrainer, step: Step) -> Result<(), Failure> {
+        let Some((documents, _)) = &self.val else { return Ok(()) };
+        let metrics = trainer.validate(documents).map_err(Failure::run)?;
+        if let Some(loss) = metrics.get("val/loss") {
+            tracing::info!(target: "prl_trainer", success = true, "{}", ValidationLine { step, loss: *loss });
+        }
+        self.log(step, &metrics);
+        Ok(())
+    }
+
+    fn save(&self, trainer: &SftTrainer, step: Step) {
+        let Some(plan) = &self.plan else { return };
+        let state = |dir: &std::path::Path| trainer.save_state(dir).map_err(|e| e.to_string());
+        match plan.save(&self.dir, step, trainer.learner().decoder(), state, None) {
+            Ok(()) => tracing::info!(target: "prl_trainer", "Saved checkpoint of step {step}"),
+            Err(error) => tracing::error!(target: "prl_trainer", "checkpoint of step {step} failed: {error}"),
+        }
+    }
+
+    fn log(&mut self, step: Step, metrics: &StepMetrics) {
+        let mut all = Metrics::new();
+        for (name, value) in metrics {
+            all.set(name, *value);
+        }
+        self.monitor.log(step, all);
+    }
+}
+
+fn line(step: Step, metrics: &StepMetrics) -> SftLine {
+    let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
+    SftLine {
+        step,
+        seconds: value("time/step"),
+        loss: value("loss/mean"),
+        grad_norm: value("optim/grad_norm"),
+        lr: value("optim/lr"),
+        throughput: value("perf/throughput"),
+        mfu: metrics.get("perf/mfu").copied(),
+        peak_memory_gib: value("perf/peak_memory"),
+        total_memory_gib: logging::total_memory_gib(),
+    }
+}

@@ -1,0 +1,139 @@
+//! Training documents of `prl sft`: conversations from files, or from the tasks of an environment. Owns where
+//! conversations come from; how they become tokens is the renderer's business.
+
+use crate::assets;
+use crate::failure::{Failure, input};
+use prl_config::{EnvHost, Loaded, SftConfig, SftData, TrainEnv};
+use prl_environment::Pool;
+use prl_render::{Conversation, LossMask, Renderer, read_conversations};
+use prl_trainer::{Document, Documents, Generated, InMemory};
+use prl_types::{Message, Role};
+use std::sync::Arc;
+use tokio::runtime::{Handle, Runtime};
+
+/// Documents that are read, or a source that makes them.
+pub enum Data {
+    /// All there are.
+    Files(Vec<Document>),
+    /// Task by task.
+    Env(Box<EnvTasks>),
+}
+
+/// Demonstrations of an environment's tasks.
+pub struct EnvTasks {
+    pool: Pool,
+    runtime: Handle,
+    renderer: Arc<Renderer>,
+    loss: LossMask,
+    split: String,
+    demonstration: String,
+    seed: u64,
+    /// Number of tasks; `None` is unbounded.
+    len: Option<u64>,
+}
+
+impl EnvTasks {
+    /// The document of task `index`.
+    fn document(&self, index: u64) -> Result<Document, String> {
+        let task = self.runtime.block_on(self.pool.task(&self.split, index, self.seed)).map_err(|e| e.to_string())?;
+        let answer = task.payload.get(&self.demonstration).and_then(|v| v.as_str()).ok_or_else(|| {
+            format!("task {} has no text `{}` in its payload to learn from", task.key, self.demonstration)
+        })?;
+        let mut messages = task.prompt;
+        messages.push(Message::text(Role::Assistant, answer));
+        document(&self.renderer, &Conversation { messages, tools: task.tools }, self.loss)
+    }
+}
+
+fn document(renderer: &Renderer, conversation: &Conversation, loss: LossMask) -> Result<Document, String> {
+    let sample = renderer.training_sample(&conversation.messages, &conversation.tools, loss);
+    sample.map(|s| Document { ids: s.ids, mask: s.mask }).map_err(|e| e.to_string())
+}
+
+impl Data {
+    /// Opens the data of the section `key`.
+    pub fn open(
+        loaded: &Loaded<SftConfig>,
+        key: &str,
+        data: &SftData,
+        renderer: &Arc<Renderer>,
+        runtime: &Runtime,
+    ) -> Result<Self, Failure> {
+        let mask = data.loss_mask();
+        let loss = LossMask { system: mask.system, user: mask.user, assistant: mask.assistant, tool: mask.tool };
+        match data {
+            SftData::Files(files) => {
+                let path = loaded.path_of(&format!("{key}.name"), &files.name);
+                let rows = read_conversations(&path).map_err(input(format!("`{key}.name`")))?;
+                for (at, reason) in &rows.skipped {
+                    tracing::warn!(target: "prl_trainer", "{at}: row skipped: {reason}");
+                }
+                let mut documents = Vec::new();
+                for (at, conversation) in &rows.conversations {
+                    documents.push(document(renderer, conversation, loss).map_err(input(at))?);
+                }
+                Ok(Data::Files(documents))
+            }
+            SftData::Env(env) => {
+                let sandbox = assets::sandbox()?;
+                let name = std::path::Path::new(&env.id).file_stem().map_or(env.id.clone(), |s| s.to_string_lossy().into());
+                let env_config = TrainEnv { id: env.id.clone(), args: env.args.clone(), ..TrainEnv::default() };
+                let host = EnvHost { name: name.clone(), ..env_config.host() };
+                let log = crate::logging::env_sink("train", &name);
+                let open = assets::environment(&sandbox, loaded, key, &host, 1, log);
+                let pool = runtime.block_on(open)?;
+                let Some(split) = pool.info().split(&env.split) else {
+                    let known: Vec<&str> = pool.info().splits.iter().map(|s| s.name.as_str()).collect();
+                    return Err(Failure::input(format_args!(
+                        "`{key}.split`: environment `{name}` has no split `{}`; it has {}",
+                        env.split, known.join(", ")
+                    )));
+                };
+                let asked = env.num_examples.map(|n| n as u64);
+                let len = match (split.size, asked) {
+                    (Some(size), Some(n)) => Some(size.min(n)),
+                    (size, n) => size.or(n),
+                };
+                let tasks = EnvTasks {
+                    pool,
+                    runtime: runtime.handle().clone(),
+                    renderer: renderer.clone(),
+                    loss,
+                    split: env.split.clone(),
+                    demonstration: env.demonstration.clone(),
+                    seed: env.seed,
+                    len,
+                };
+                // One document shows whether the rest can be made.
+                tasks.document(0).map_err(input(format!("`{key}`: environment `{name}`")))?;
+                Ok(Data::Env(Box::new(tasks)))
+            }
+        }
+    }
+
+    /// All documents, for validation.
+    pub fn all(self, key: &str) -> Result<Vec<Document>, Failure> {
+        match self {
+            Data::Files(documents) => Ok(documents),
+            Data::Env(tasks) => {
+                let len = tasks.len.ok_or_else(|| {
+                    let text = format!("`{key}.num_examples` must say how many tasks of the unbounded split to use");
+                    Failure::input(text)
+                })?;
+                (0..len).map(|i| tasks.document(i)).collect::<Result<_, _>>().map_err(input(key))
+            }
+        }
+    }
+
+    /// The source the trainer draws from.
+    pub fn into_documents(self, data: &SftData) -> Box<dyn Documents> {
+        let shuffle = data.shuffle().then(|| data.seed());
+        match self {
+            Data::Files(documents) => Box::new(InMemory::new(documents, shuffle, None)),
+            Data::Env(tasks) => match tasks.len {
+                Some(len) => Box::new(Generated(move |n| tasks.document(n % len))),
+                None => Box::new(Generated(move |n| tasks.document(n))),
+            },
+        }
+    }
+}
