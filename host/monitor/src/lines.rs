@@ -263,32 +263,6 @@ impl Display for EvalLine {
     }
 }
 
-/// Where the orchestrator stands between two batches.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct PipelineLine {
-    /// Rollouts ready for the next batch.
-    pub ready: usize,
-    /// Rollouts of a batch.
-    pub batch_size: usize,
-    /// Rollouts ready beyond it.
-    pub buffered: usize,
-    /// Training rollouts under way.
-    pub train: usize,
-    /// Evaluation rollouts under way.
-    pub eval: usize,
-}
-
-impl Display for PipelineLine {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let share = percent(self.ready as f64, self.batch_size as f64);
-        write!(f, "Pipeline | Train batch {}/{} ({share:.1}%)", self.ready, self.batch_size)?;
-        if self.buffered > 0 {
-            write!(f, " (+{} buffered)", self.buffered)?;
-        }
-        write!(f, "; {} inflight rollouts (train={}, eval={})", self.train + self.eval, self.train, self.eval)
-    }
-}
-
 fn percent(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
 }

@@ -1,6 +1,6 @@
 //! The wording of the lines that scripts read.
 
-use prl_monitor::{EnvLine, EvalLine, OrchestratorLine, PipelineLine, SftLine, TrainerLine, ValidationLine, duration};
+use prl_monitor::{EnvLine, EvalLine, OrchestratorLine, SftLine, TrainerLine, ValidationLine, duration};
 
 #[test]
 fn durations_read_well_at_every_size() {
@@ -101,10 +101,5 @@ fn orchestrator_and_eval_lines() {
         eval.to_string(),
         "Evaluated reverse-text (Step 20) | Policy v20 |   1m 1s | Reward 0.8000 | Turns 0.0 | Branches 0.0 | \
          Error 0.0% | Truncation 0.0%"
-    );
-    let pipeline = PipelineLine { ready: 32, batch_size: 128, buffered: 2, train: 90, eval: 6 };
-    assert_eq!(
-        pipeline.to_string(),
-        "Pipeline | Train batch 32/128 (25.0%) (+2 buffered); 96 inflight rollouts (train=90, eval=6)"
     );
 }

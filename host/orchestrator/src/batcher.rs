@@ -30,7 +30,8 @@ pub(crate) struct Batcher {
     vocab_size: usize,
     pre: Vec<Filter>,
     post: Vec<Filter>,
-    max_empty_batches: usize,
+    /// Rollouts in a row without anything to train after which the run ends.
+    max_barren: usize,
     max_error_rate: f64,
     pending: VecDeque<Rollout>,
     handled: BTreeMap<RolloutId, Facts>,
@@ -53,7 +54,7 @@ impl Batcher {
             vocab_size: settings.vocab_size,
             pre: settings.pre_batch_filters.clone(),
             post: settings.post_batch_filters.clone(),
-            max_empty_batches: settings.max_empty_batches,
+            max_barren: (settings.max_empty_batches * settings.batch_size).max(settings.min_empty_rollouts),
             max_error_rate: settings.max_error_rate,
             pending: VecDeque::new(),
             handled: BTreeMap::new(),
@@ -102,7 +103,7 @@ impl Batcher {
             }
         }
         self.check_error_rate(step)?;
-        if self.barren >= self.max_empty_batches * self.batch_size {
+        if self.barren >= self.max_barren {
             return Err(self.nothing_to_train(step));
         }
         Ok(())
@@ -129,7 +130,7 @@ impl Batcher {
             Some(error) => {
                 let text = format!("{:?}: {}", error.kind, error.message);
                 if !self.errors.contains_key(&text) {
-                    tracing::warn!(target: "orchestrator", "Rollout {} of {}: {text}", rollout.id, rollout.task.env);
+                    tracing::warn!("Rollout {} of {}: {text}", rollout.id, rollout.task.env);
                 }
                 if self.errors.len() < MAX_TEXTS || self.errors.contains_key(&text) {
                     *self.errors.entry(text).or_default() += 1;
@@ -167,7 +168,7 @@ impl Batcher {
     }
 
     fn nothing_to_train(&self, step: Step) -> Error {
-        Error::NothingToTrain { step, batches: self.max_empty_batches, reason: self.reason() }
+        Error::NothingToTrain { step, batches: self.max_barren.div_ceil(self.batch_size), reason: self.reason() }
     }
 
     fn reason(&self) -> String {
@@ -209,18 +210,21 @@ impl Batcher {
         let effective: Vec<&Rollout> = rollouts.iter().filter(|r| r.is_effective()).collect();
         if effective.is_empty() {
             self.empty_batches += 1;
-            tracing::warn!(
-                target: "orchestrator",
-                "Step {step}: nothing to train on in a batch of {size} ({}), sampling another", self.reason()
-            );
-            return if self.empty_batches >= self.max_empty_batches {
+            if self.empty_batches.is_power_of_two() {
+                tracing::warn!(
+                    "Step {step}: nothing to train on in {} batches of {size} so far ({}), sampling another",
+                    self.empty_batches,
+                    self.reason()
+                );
+            }
+            return if self.empty_batches * self.batch_size >= self.max_barren {
                 Err(self.nothing_to_train(step))
             } else {
                 Ok(None)
             };
         }
         if effective.len() * 10 <= size {
-            tracing::warn!(target: "orchestrator", "Step {step}: only {} of {size} rollouts are trainable", effective.len());
+            tracing::warn!("Step {step}: only {} of {size} rollouts are trainable", effective.len());
         }
         observer.batch(step, &effective);
         let cut = self.describe(step, size, &effective)?;

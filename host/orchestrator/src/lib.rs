@@ -41,6 +41,6 @@ pub use ports::{
     Algorithm, Deps, Env, EnvTurn, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer,
     SampleRequest, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
 };
-pub use progress::{EnvShare, Outcome, Progress, StepReport, eval_line};
+pub use progress::{EnvShare, Outcome, Progress, StepReport};
 pub use settings::{EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
 pub use shell::run;

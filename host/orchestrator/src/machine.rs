@@ -249,7 +249,7 @@ impl Machine {
 
     fn make_visible(&mut self, version: Step, out: &mut Vec<Action>) {
         self.visible = version;
-        tracing::debug!(target: "orchestrator", "Sampling goes on with policy v{version}");
+        tracing::debug!("Sampling goes on with policy v{version}");
         out.push(Action::SetPolicy(PolicyVersion(version)));
         self.queue_evals(version);
     }

@@ -182,7 +182,7 @@ impl Shell {
         match tokio::time::timeout(self.stop_grace, wait).await {
             Ok(Some(event)) => self.machine.handle(event, self.clock.seconds()).map(drop),
             _ => {
-                tracing::warn!(target: "orchestrator", "Stopped during training step {step}, which is given up");
+                tracing::warn!("Stopped during training step {step}, which is given up");
                 Ok(())
             }
         }

@@ -244,6 +244,7 @@ pub fn settings(steps: u64, batch_size: usize, group_size: u32) -> Settings {
         batch_size,
         seq_len: 256,
         vocab_size: 100,
+        min_empty_rollouts: 0,
         train: vec![train_env("a", group_size)],
         ..Settings::default()
     }

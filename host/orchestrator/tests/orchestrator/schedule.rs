@@ -98,7 +98,8 @@ fn post_batch_filters_ship_less_and_pre_batch_filters_sample_more() {
     assert_eq!((m["pre_filters/all/dropped_rate"], m["pre_filters/all/zero_advantage/rate"]), (0.0, 0.5));
     assert_eq!((m["train/a/all/solved_all"], m["train/a/effective/solved_some"]), (0.5, 1.0));
     assert_eq!(m["reward/all/mean"], 0.75);
-    assert!(log.steps[0].to_string().contains("Reward 0.7500 | Trainable 4/8 (50.0%)"), "{}", log.steps[0]);
+    let first = &log.steps[0];
+    assert_eq!((first.all.reward, first.trainable, first.batch), (0.75, 4, 8));
 
     let world = World::new(0, 10, one_zero_group());
     let pre = vec![Filter { kind: FilterKind::ZeroAdvantage, enforce: true }];
@@ -166,7 +167,6 @@ fn pass_at_k_needs_binary_rewards() {
     let m = &log.evals[0].1;
     assert_eq!((m["eval/a/avg@2"], m["eval/a/pass@1"], m["eval/a/pass@2"]), (0.5, 0.5, 1.0));
     assert_eq!((m["eval/a/effective/pass^1"], m["eval/a/effective/pass^2"]), (0.5, 0.0));
-    assert!(eval_line(&log.evals[0].0).starts_with("Evaluated a (Step 0) | Policy v0 | 0ms | Reward 0.5000 |"));
     let world = World::new(0, 0, Script { reward: std::sync::Arc::new(|_, _| 0.5), min_group: 1, ..Script::default() });
     let s = Settings { post_batch_filters: vec![], ..two_envs(1) };
     block_on(world.run(Settings { skip_first_eval: true, ..s })).unwrap();
