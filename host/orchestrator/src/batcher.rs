@@ -16,9 +16,6 @@ pub(crate) struct Cut {
     pub metrics: BTreeMap<String, f64>,
     pub all: EnvShare,
     pub envs: Vec<EnvShare>,
-    pub trainable: usize,
-    pub size: usize,
-    pub max_off_policy: u64,
     pub tokens: u64,
     pub rollouts: u64,
     pub tasks: u64,
@@ -30,8 +27,7 @@ pub(crate) struct Batcher {
     vocab_size: usize,
     pre: Vec<Filter>,
     post: Vec<Filter>,
-    /// Rollouts in a row without anything to train after which the run ends.
-    max_barren: usize,
+    max_empty_batches: usize,
     max_error_rate: f64,
     pending: VecDeque<Rollout>,
     handled: BTreeMap<RolloutId, Facts>,
@@ -54,7 +50,7 @@ impl Batcher {
             vocab_size: settings.vocab_size,
             pre: settings.pre_batch_filters.clone(),
             post: settings.post_batch_filters.clone(),
-            max_barren: (settings.max_empty_batches * settings.batch_size).max(settings.min_empty_rollouts),
+            max_empty_batches: settings.max_empty_batches,
             max_error_rate: settings.max_error_rate,
             pending: VecDeque::new(),
             handled: BTreeMap::new(),
@@ -103,7 +99,7 @@ impl Batcher {
             }
         }
         self.check_error_rate(step)?;
-        if self.barren >= self.max_barren {
+        if self.barren >= self.max_empty_batches * self.batch_size {
             return Err(self.nothing_to_train(step));
         }
         Ok(())
@@ -168,7 +164,7 @@ impl Batcher {
     }
 
     fn nothing_to_train(&self, step: Step) -> Error {
-        Error::NothingToTrain { step, batches: self.max_barren.div_ceil(self.batch_size), reason: self.reason() }
+        Error::NothingToTrain { step, batches: self.max_empty_batches, reason: self.reason() }
     }
 
     fn reason(&self) -> String {
@@ -193,11 +189,12 @@ impl Batcher {
         self.stale += before - self.pending.len();
     }
 
-    /// Cuts a batch of exactly `batch_size` of the waiting rollouts; `None` when its filters leave nothing.
+    /// Cuts a batch of exactly `batch_size` of the waiting rollouts. Where its filters leave nothing, the step goes by
+    /// without an update.
     ///
     /// # Errors
     /// It was one empty batch too many, or a stream does not fit its sample.
-    pub(crate) fn cut(&mut self, step: Step, observer: &dyn Observer) -> Result<Option<Cut>, Error> {
+    pub(crate) fn cut(&mut self, step: Step, observer: &dyn Observer) -> Result<Cut, Error> {
         let size = self.batch_size.min(self.pending.len());
         let mut rollouts: Vec<Rollout> = self.pending.drain(..size).collect();
         for rollout in &mut rollouts {
@@ -210,43 +207,46 @@ impl Batcher {
         let effective: Vec<&Rollout> = rollouts.iter().filter(|r| r.is_effective()).collect();
         if effective.is_empty() {
             self.empty_batches += 1;
-            if self.empty_batches.is_power_of_two() {
-                tracing::warn!(
-                    "Step {step}: nothing to train on in {} batches of {size} so far ({}), sampling another",
-                    self.empty_batches,
-                    self.reason()
-                );
+            if self.empty_batches >= self.max_empty_batches {
+                return Err(self.nothing_to_train(step));
             }
-            return if self.empty_batches * self.batch_size >= self.max_barren {
-                Err(self.nothing_to_train(step))
-            } else {
-                Ok(None)
-            };
+            let reason = self.reason();
+            tracing::warn!("Step {step}: nothing to train on in a batch of {size} ({reason}); the weights stay");
+        } else {
+            self.empty_batches = 0;
+            observer.batch(step, &effective);
         }
-        if effective.len() * 10 <= size {
+        if !effective.is_empty() && effective.len() * 10 <= size {
             tracing::warn!("Step {step}: only {} of {size} rollouts are trainable", effective.len());
         }
-        observer.batch(step, &effective);
-        let cut = self.describe(step, size, &effective)?;
+        let cut = self.describe(step, &rollouts, &effective)?;
         self.reset();
-        Ok(Some(cut))
+        Ok(cut)
     }
 
-    fn describe(&self, step: Step, size: usize, effective: &[&Rollout]) -> Result<Cut, Error> {
+    fn describe(&self, step: Step, batch: &[Rollout], effective: &[&Rollout]) -> Result<Cut, Error> {
         let all: Vec<Facts> = self.handled.values().cloned().collect();
         let facts: Vec<Facts> = effective.iter().map(|r| Facts::from(*r)).collect();
         let mut metrics = batch_metrics(&self.envs, &all, &facts);
-        let lags: Vec<u64> = effective.iter().map(|r| (step - 1).saturating_sub(oldest_version(r).0)).collect();
-        let max_off_policy = lags.iter().copied().max().unwrap_or(0);
+        let lag = |r: &Rollout| (step - 1).saturating_sub(oldest_version(r).0);
+        let lags: Vec<u64> = effective.iter().map(|r| lag(r)).collect();
+        let line = |env: Option<&str>, mut share: EnvShare| {
+            let own = |r: &Rollout| env.is_none_or(|env| r.task.env == env);
+            share.batch = batch.iter().filter(|r| own(r)).count();
+            share.trainable = effective.iter().filter(|r| own(r)).count();
+            share.max_off_policy = effective.iter().filter(|r| own(r)).map(|r| lag(r)).max().unwrap_or(0);
+            share
+        };
+        let total = line(None, share("all", 1.0, &all));
         let tokens: usize = facts.iter().map(|f| f.total_tokens).sum();
         let output: usize = facts.iter().map(|f| f.output_tokens).sum();
         let tasks = facts.iter().map(|f| f.group).collect::<BTreeSet<_>>().len();
         let seen = self.pre_seen.max(1) as f64;
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
-        put("off_policy/max", max_off_policy as f64);
+        put("off_policy/max", total.max_off_policy as f64);
         put("off_policy/mean", lags.iter().sum::<u64>() as f64 / lags.len().max(1) as f64);
         put("off_policy/dropped", self.stale as f64);
-        put("batch/empty", self.empty_batches as f64);
+        put("batch/empty", f64::from(u8::from(effective.is_empty())));
         put("progress/tokens", tokens as f64);
         put("progress/input_tokens", (tokens - output) as f64);
         put("progress/output_tokens", output as f64);
@@ -264,30 +264,30 @@ impl Batcher {
                 .iter()
                 .map(|env| {
                     let own: Vec<Facts> = all.iter().filter(|f| f.env == *env).cloned().collect();
-                    share(env, own.len() as f64 / all.len().max(1) as f64, &own)
+                    line(Some(env), share(env, own.len() as f64 / all.len().max(1) as f64, &own))
                 })
                 .collect(),
         };
         Ok(Cut {
             batch: Batch { step, items: items(step, effective)? },
             metrics,
-            all: share("all", 1.0, &all),
+            all: total,
             envs,
-            trainable: effective.len(),
-            size,
-            max_off_policy,
             tokens: tokens as u64,
             rollouts: facts.len() as u64,
             tasks: tasks as u64,
         })
     }
 
+    /// Starts the counts of the next batch. Where rollouts went is remembered until a batch has something to train on.
     fn reset(&mut self) {
         self.handled.clear();
         self.pre_flagged.clear();
-        self.errors.clear();
-        self.filtered.clear();
-        (self.pre_seen, self.pre_dropped, self.stale, self.empty_batches) = (0, 0, 0, 0);
+        (self.pre_seen, self.pre_dropped, self.stale) = (0, 0, 0);
+        if self.empty_batches == 0 {
+            self.errors.clear();
+            self.filtered.clear();
+        }
     }
 }
 

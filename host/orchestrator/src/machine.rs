@@ -323,11 +323,10 @@ impl Machine {
                 return Ok(false);
             }
         }
-        let cut = self.batcher.cut(self.step, self.observer.as_ref())?;
+        let mut cut = self.batcher.cut(self.step, self.observer.as_ref())?;
         self.open = false;
         let wait_for_policy = self.opened_at - self.closed_at;
         self.closed_at = self.now;
-        let Some(mut cut) = cut else { return Ok(true) };
         let next_group = self.first_train_group().unwrap_or_else(|| self.source.next_group());
         self.totals = Progress {
             step: self.step,
@@ -406,9 +405,6 @@ impl Machine {
             train,
             all: cut.all,
             envs: cut.envs,
-            trainable: cut.trainable,
-            batch: cut.size,
-            max_off_policy: cut.max_off_policy,
         });
         self.reported = step;
         self.reported_at = self.now;

@@ -158,7 +158,7 @@ pub(crate) fn describe(out: &mut BTreeMap<String, f64>, prefix: &str, facts: &[&
     out.insert(format!("{prefix}/solved_some"), if groups.is_empty() { 0.0 } else { (1.0 - none - all).max(0.0) });
 }
 
-/// Numbers of a console line.
+/// Numbers of a console line; those of the batch are added where it is cut.
 pub(crate) fn share(env: &str, ratio: f64, facts: &[Facts]) -> EnvShare {
     let all: Vec<&Facts> = facts.iter().collect();
     let ok: Vec<&Facts> = facts.iter().filter(|f| f.error.is_none()).collect();
@@ -170,6 +170,9 @@ pub(crate) fn share(env: &str, ratio: f64, facts: &[Facts]) -> EnvShare {
         branches: mean(ok.iter().map(|f| f.branches as f64)),
         error_rate: fraction(&all, |f| f.error.is_some()),
         truncation_rate: fraction(&ok, |f| f.truncation.is_some()),
+        trainable: 0,
+        batch: 0,
+        max_off_policy: 0,
     }
 }
 

@@ -128,6 +128,8 @@ pub struct Finished {
     pub rollout: Rollout,
     /// Messages of the environment's `start`, between the task's prompt and the first turn.
     pub opening: Vec<Message>,
+    /// What it was opened with.
+    pub request: OpenRequest,
 }
 
 /// One configured environment. Errors are texts for people and cost one rollout.
@@ -194,8 +196,8 @@ pub trait Renderer: Send + Sync {
     /// The template cannot render these messages.
     fn bridge(&self, previous: &[TokenId], replies: &[Message], tools: &[ToolDef]) -> Result<Option<Rendered>, String>;
 
-    /// The assistant message in a sampled turn's ids.
-    fn parse(&self, ids: &[TokenId]) -> Message;
+    /// The assistant message of a sampled turn, without the stop string that ended it.
+    fn parse(&self, sampled: &Sampled) -> Message;
 
     /// Tokens that end a turn.
     fn stop_token_ids(&self) -> Arc<[TokenId]>;

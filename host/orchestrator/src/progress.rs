@@ -39,6 +39,12 @@ pub struct EnvShare {
     pub error_rate: f64,
     /// Share of truncated rollouts.
     pub truncation_rate: f64,
+    /// Rollouts that train.
+    pub trainable: usize,
+    /// Rollouts in the batch before the post-batch filters.
+    pub batch: usize,
+    /// Versions between the policy of the oldest trained token and the newest one before the step.
+    pub max_off_policy: u64,
 }
 
 /// A trained step.
@@ -56,12 +62,6 @@ pub struct StepReport {
     pub all: EnvShare,
     /// The same for each environment; empty where there is only one.
     pub envs: Vec<EnvShare>,
-    /// Rollouts that trained.
-    pub trainable: usize,
-    /// Rollouts in the batch before the post-batch filters.
-    pub batch: usize,
-    /// Versions between the policy of the oldest trained token and the newest one before this step.
-    pub max_off_policy: u64,
 }
 
 /// How a run ended without an error.

@@ -52,6 +52,17 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// How its environment is opened.
+    fn request(&self) -> OpenRequest {
+        OpenRequest {
+            purpose: self.purpose,
+            id: self.id,
+            group_size: self.group_size,
+            seed: self.seed,
+            step: self.step,
+        }
+    }
+
     /// A rollout record with nothing in it yet.
     pub(crate) fn blank(&self) -> Rollout {
         Rollout {
@@ -76,7 +87,7 @@ impl Plan {
     pub(crate) fn failed(&self, kind: ErrorKind, message: impl Into<String>) -> Finished {
         let mut rollout = self.blank();
         fail(&mut rollout, RolloutError { kind, message: message.into() });
-        Finished { rollout, opening: Vec::new() }
+        Finished { rollout, opening: Vec::new(), request: self.request() }
     }
 }
 
@@ -101,7 +112,7 @@ pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
         fail(&mut rollout, error);
     }
     rollout.timing.total = clock.seconds();
-    Finished { rollout, opening }
+    Finished { rollout, opening, request: plan.request() }
 }
 
 /// Σ components plus per-turn rewards.
@@ -192,14 +203,7 @@ impl Branch {
 }
 
 async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) -> Result<(), RolloutError> {
-    let request = OpenRequest {
-        purpose: plan.purpose,
-        id: plan.id,
-        group_size: plan.group_size,
-        seed: plan.seed,
-        step: plan.step,
-    };
-    let mut session = parts.env.open(plan.task.clone(), request).await.map_err(env_error)?;
+    let mut session = parts.env.open(plan.task.clone(), plan.request()).await.map_err(env_error)?;
     let start = session.start().await.map_err(env_error)?;
     record.rollout.timing.setup = clock.seconds();
     record.take_metrics(&start)?;
@@ -263,7 +267,7 @@ async fn converse(
         };
         check_sampled(&sampled, max_tokens)?;
         branch.push(&sampled, temperature, &mut record.rollout.samples);
-        let message = parts.renderer.parse(sampled.ids());
+        let message = parts.renderer.parse(&sampled);
         messages.push(message.clone());
         let tokens = sampled.ids().len();
         record.rollout.turns.push(Turn { message: message.clone(), tokens, reward: None, replies: Vec::new() });

@@ -128,9 +128,6 @@ pub struct Settings {
     pub vocab_size: usize,
     /// Batches in a row without anything to train after which the run ends.
     pub max_empty_batches: usize,
-    /// So many rollouts in a row without anything to train must have been seen too, so that a try with small batches
-    /// is not given up on a handful of them.
-    pub min_empty_rollouts: usize,
     /// Share of failed rollouts (environment or engine), among the last `max(32, 2 * batch_size)`, above which the run
     /// ends.
     pub max_error_rate: f64,
@@ -173,7 +170,6 @@ impl Default for Settings {
             post_batch_filters: filters(true),
             vocab_size: 0,
             max_empty_batches: 10,
-            min_empty_rollouts: 1000,
             max_error_rate: 0.9,
             stop_grace: Duration::from_millis(500),
             train: Vec::new(),

@@ -56,14 +56,20 @@ fn a_backend_that_goes_away_ends_the_run() {
 }
 
 #[test]
-fn ten_empty_batches_end_the_run_and_none_is_shipped() {
-    let solved = Script { reward: Arc::new(|_, _| 1.0), ..Script::default() };
-    let (error, world) = fails(solved, settings(5, 4, 4));
+fn an_empty_batch_is_a_step_without_tokens_and_ten_in_a_row_end_the_run() {
+    let solved = || Script { reward: Arc::new(|_, _| 1.0), ..Script::default() };
+    let world = World::new(0, 0, solved());
+    block_on(world.run(settings(9, 4, 4))).unwrap();
+    {
+        let log = world.log.lock().unwrap();
+        assert!(log.batches.is_empty() && log.rollouts.len() == 36 && log.steps.len() == 9);
+        assert!(log.steps.iter().all(|s| s.metrics["batch/empty"] == 1.0 && s.all.trainable == 0 && s.all.batch == 4));
+    }
+    let (error, world) = fails(solved(), settings(20, 4, 4));
     let text = error.to_string();
-    assert!(matches!(error, Error::NothingToTrain { step: 1, .. }), "{text}");
+    assert!(matches!(error, Error::NothingToTrain { step: 10, .. }), "{text}");
     assert!(text.contains("40 were dropped as `zero_advantage`"), "{text}");
-    let log = world.log.lock().unwrap();
-    assert!(log.trained.is_empty() && log.batches.is_empty() && log.rollouts.len() == 40);
+    assert_eq!(world.log.lock().unwrap().rollouts.len(), 40);
 }
 
 #[test]

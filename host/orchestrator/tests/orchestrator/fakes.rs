@@ -138,14 +138,14 @@ impl Log {
         self.rollouts.iter().filter(|(p, ..)| *p == purpose).map(|(_, _, r)| r.id).collect()
     }
 
-    /// (step, oldest, newest version of any trained token).
+    /// (step, oldest, newest version of any trained token) of the batches that have one.
     pub fn versions(&self) -> Vec<(Step, u64, u64)> {
         let of = |batch: &Batch| {
             let all = batch.items.iter().filter_map(|i| i.sample.versions());
             let (lo, hi): (Vec<_>, Vec<_>) = all.map(|(a, b)| (a.0, b.0)).unzip();
-            (batch.step, lo.into_iter().min().unwrap(), hi.into_iter().max().unwrap())
+            Some((batch.step, lo.into_iter().min()?, hi.into_iter().max()?))
         };
-        self.trained.iter().map(|(batch, _)| of(batch)).collect()
+        self.trained.iter().filter_map(|(batch, _)| of(batch)).collect()
     }
 }
 
@@ -244,7 +244,6 @@ pub fn settings(steps: u64, batch_size: usize, group_size: u32) -> Settings {
         batch_size,
         seq_len: 256,
         vocab_size: 100,
-        min_empty_rollouts: 0,
         train: vec![train_env("a", group_size)],
         ..Settings::default()
     }
@@ -455,8 +454,8 @@ impl Renderer for FakeRenderer {
         Ok(self.bridge.then(|| tokens(replies)))
     }
 
-    fn parse(&self, ids: &[TokenId]) -> Message {
-        let text: Vec<String> = ids.iter().filter(|t| **t != STOP).map(u32::to_string).collect();
+    fn parse(&self, sampled: &Sampled) -> Message {
+        let text: Vec<String> = sampled.ids().iter().filter(|t| **t != STOP).map(u32::to_string).collect();
         Message::text(Role::Assistant, text.join(" "))
     }
 
@@ -493,7 +492,6 @@ impl Trainer for FakeTrainer {
         async move {
             let step = batch.step;
             assert_eq!(step, self.0.trained.load(SeqCst) + 1, "steps are trained one after another");
-            assert!(!batch.items.is_empty(), "an empty batch was shipped");
             self.0.delays.pause().await;
             if step == self.0.script.train_fails_at {
                 return Err("device lost".into());

@@ -44,7 +44,7 @@ fn batches_are_sampled_with_one_version_each() {
         let log = world.log.lock().unwrap();
         let got: Vec<u64> = log.versions().into_iter().map(|(_, lo, hi)| if lo == hi { lo } else { 99 }).collect();
         assert_eq!(got, want, "level {level}");
-        let lags: Vec<u64> = log.steps.iter().map(|r| r.max_off_policy).collect();
+        let lags: Vec<u64> = log.steps.iter().map(|r| r.all.max_off_policy).collect();
         assert_eq!(lags, (1..=6).map(|n: u64| n - 1 - want[n as usize - 1]).collect::<Vec<_>>());
     }
 }
@@ -92,14 +92,14 @@ fn post_batch_filters_ship_less_and_pre_batch_filters_sample_more() {
     block_on(world.run(settings(3, 8, 4))).unwrap();
     let log = world.log.lock().unwrap();
     assert!(log.batches.iter().all(|(_, ids)| ids.len() == 4 && ids.iter().all(|id| id.group.0 % 2 == 1)));
-    assert_eq!((log.steps[0].trainable, log.steps[0].batch), (4, 8));
+    assert_eq!((log.steps[0].all.trainable, log.steps[0].all.batch), (4, 8));
     let m = &log.steps[0].metrics;
     assert_eq!((m["train/agg/all/is_filtered/mean"], m["train/agg/all/filters/zero_advantage/mean"]), (0.5, 0.5));
     assert_eq!((m["pre_filters/all/dropped_rate"], m["pre_filters/all/zero_advantage/rate"]), (0.0, 0.5));
     assert_eq!((m["train/a/all/solved_all"], m["train/a/effective/solved_some"]), (0.5, 1.0));
     assert_eq!(m["reward/all/mean"], 0.75);
     let first = &log.steps[0];
-    assert_eq!((first.all.reward, first.trainable, first.batch), (0.75, 4, 8));
+    assert_eq!((first.all.reward, first.all.trainable, first.all.batch), (0.75, 4, 8));
 
     let world = World::new(0, 10, one_zero_group());
     let pre = vec![Filter { kind: FilterKind::ZeroAdvantage, enforce: true }];
