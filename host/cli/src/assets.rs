@@ -50,10 +50,18 @@ pub fn decoder(dir: &Path, random: Option<u64>, device: Device) -> Result<Decode
     }
 }
 
-/// Tokenizer and chat template of a model folder.
-pub fn renderer(dir: &Path, chat_template: Option<String>) -> Result<Arc<Renderer>, Failure> {
+/// Tokenizer and chat template of a folder, for `model`.
+pub fn renderer(dir: &Path, chat_template: Option<String>, model: &Decoder) -> Result<Arc<Renderer>, Failure> {
     let options = RendererOptions { chat_template, ..RendererOptions::default() };
-    Renderer::load(dir, options).map(Arc::new).map_err(input(format!("tokenizer `{}`", dir.display())))
+    let renderer = Renderer::load(dir, options).map_err(input(format_args!("tokenizer `{}`", dir.display())))?;
+    let (tokens, rows) = (renderer.tokenizer().vocab_size(), model.config().vocab_size);
+    if tokens > rows {
+        return Err(Failure::input(format_args!(
+            "tokenizer `{}` has {tokens} tokens, but the model's vocabulary is {rows}; they do not belong together",
+            dir.display()
+        )));
+    }
+    Ok(Arc::new(renderer))
 }
 
 /// A sandbox with its cache in the usual place.
@@ -62,6 +70,11 @@ pub fn sandbox() -> Result<Sandbox, Failure> {
     let cache_dir = prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref());
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     Sandbox::new(&SandboxConfig { cache_dir, threads }).map_err(Failure::input)
+}
+
+/// A time limit; what is beyond 30 years is none.
+fn seconds(limit: f64) -> Duration {
+    Duration::from_secs_f64(limit.min(30.0 * 365.0 * 24.0 * 3600.0))
 }
 
 /// Opens one environment of the configuration. `key` is the dotted path of its table.
@@ -81,8 +94,8 @@ pub async fn environment<C>(
     let path = prl_environment::resolve(&host.id, &search).map_err(input(&subject))?;
     let limits = Limits {
         memory_bytes: u64::from(host.memory_mb) << 20,
-        call_timeout: Duration::from_secs_f64(host.timeout.call),
-        rollout_timeout: host.timeout.rollout.map_or(Limits::default().rollout_timeout, Duration::from_secs_f64),
+        call_timeout: seconds(host.timeout.call),
+        rollout_timeout: seconds(host.timeout.rollout.unwrap_or(f64::INFINITY)),
         ..Limits::default()
     };
     if let Some(grant) = host.grants.first() {
@@ -90,7 +103,7 @@ pub async fn environment<C>(
             "{subject}: there is no capability `{grant}` to grant; the only import so far is the log, which needs none"
         )));
     }
-    let file = sandbox.load(&path, &limits).await.map_err(input(format!("{subject}: `{}`", path.display())))?;
+    let file = sandbox.load(&path, &limits).await.map_err(input(&subject))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = match &host.pool {
         prl_config::Pool::Elastic(pool) => {
@@ -110,5 +123,5 @@ pub async fn environment<C>(
         limits,
         log,
     };
-    Pool::start(&file, config).await.map_err(input(&subject))
+    Pool::start(&file, config).await.map_err(input(format_args!("`{key}`")))
 }

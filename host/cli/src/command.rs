@@ -15,7 +15,10 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Train a policy by reinforcement learning.
-    #[command(disable_help_flag = true, override_usage = "prl rl @ rl.toml [@ more.toml] [--a.b-c value]... [--plugin file.so]...")]
+    #[command(
+        disable_help_flag = true,
+        override_usage = "prl rl @ rl.toml [@ more.toml] [--a.b-c value]... [--plugin file.so]..."
+    )]
     Rl(Words),
     /// Train a model on conversations.
     #[command(disable_help_flag = true, override_usage = "prl sft @ sft.toml [@ more.toml] [--a.b-c value]...")]

@@ -1,11 +1,11 @@
 //! What both commands do around a run: logs, run directory, metric sinks, the resolved configuration. Owns no format.
 
-use crate::failure::{Failure, run as running};
-use prl_config::{Dump, Loaded, LogLevel, Wandb as WandbConfig};
+use crate::failure::{Failure, input, run as running};
+use prl_config::{Dump, Loaded, LogLevel, TrainerCkpt, Wandb as WandbConfig};
 use prl_environment::{LogLine, LogSink};
 use prl_model::ModelConfig;
 use prl_monitor::{Jsonl, Level, LogFile, LogOptions, Logs, Monitor, Wandb, WandbOptions, env_worker_log};
-use prl_store::{Create, RunDir, write_atomic};
+use prl_store::{Create, RunDir, StoreError, write_atomic};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -47,10 +47,33 @@ fn write_dumps(dir: &Path, dumps: &[Dump]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the run directory into use.
-pub fn run_dir(output_dir: &Path, clean: bool, resuming: bool, ckpt_dir: Option<PathBuf>) -> Result<RunDir, Failure> {
-    let never_clean = std::env::var_os("NEVER_CLEAN_OUTPUT_DIR").is_some_and(|v| !v.is_empty());
-    RunDir::create(output_dir, &Create { clean, never_clean, resuming, ckpt_dir }).map_err(Failure::input)
+/// Where a run writes, checked but not yet touched.
+pub struct Place {
+    output_dir: PathBuf,
+    how: Create,
+}
+
+impl Place {
+    /// Refuses a directory that holds a run which is neither resumed nor cleaned, and a checkpoint that is not there.
+    pub fn check(output_dir: &Path, clean: bool, ckpt: Option<&TrainerCkpt>) -> Result<Self, Failure> {
+        let resume_step = ckpt.and_then(|c| c.resume_step);
+        let how = Create {
+            clean,
+            never_clean: std::env::var_os("NEVER_CLEAN_OUTPUT_DIR").is_some_and(|v| !v.is_empty()),
+            resuming: resume_step.is_some(),
+            ckpt_dir: ckpt.and_then(|c| c.output_dir.clone()),
+        };
+        RunDir::check(output_dir, &how, resume_step).map_err(|error| match error {
+            StoreError::BadCheckpoint { .. } | StoreError::NoCheckpoint { .. } => input("`ckpt.resume_step`")(error),
+            _ => Failure::input(error),
+        })?;
+        Ok(Place { output_dir: output_dir.to_path_buf(), how })
+    }
+
+    /// Takes the directory into use.
+    pub fn create(self) -> Result<RunDir, Failure> {
+        RunDir::create(&self.output_dir, &self.how).map_err(Failure::input)
+    }
 }
 
 /// An environment's log lines go to the file of its worker, not to the console.

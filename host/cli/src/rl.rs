@@ -6,7 +6,7 @@ use crate::assets;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::failure::{Failure, input, run as running};
-use crate::logging;
+use crate::logging::{self, Place};
 use crate::ports::algorithm::PluginAlgorithm;
 use crate::ports::env::PoolEnv;
 use crate::ports::observer::Recorder;
@@ -14,7 +14,7 @@ use crate::ports::policy::{EnginePolicy, Snapshots};
 use crate::ports::renderer::ModelRenderer;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
-use prl_algorithm::{Plugin, Registry, Search};
+use prl_algorithm::{Hook, Plugin, Registry, Search};
 use prl_config::{EnvHost, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
@@ -36,6 +36,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     }
     let loaded = prl_config::load_rl(words).map_err(Failure::input)?;
     let config = &loaded.config;
+    let place = Place::check(&config.output_dir, config.clean_output_dir, config.trainer.ckpt.as_ref())?;
     if config.dry_run {
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
     }
@@ -45,21 +46,13 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
         prl_monitor::LogFile::Orchestrator,
     )?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
-    runtime.block_on(async {
-        let early = if config.clean_output_dir { None } else { Some(run_dir(config)?) };
+    let result = runtime.block_on(async {
         let parts = Parts::load(&loaded).await?;
-        let dir = match early {
-            Some(dir) => dir,
-            None => run_dir(config)?,
-        };
-        train(&loaded, parts, dir, logs).await
-    })
-}
-
-fn run_dir(config: &RlConfig) -> Result<RunDir, Failure> {
-    let ckpt = config.trainer.ckpt.as_ref();
-    let resuming = ckpt.is_some_and(|c| c.resume_step.is_some());
-    logging::run_dir(&config.output_dir, config.clean_output_dir, resuming, ckpt.and_then(|c| c.output_dir.clone()))
+        train(&loaded, parts, place.create()?, logs).await
+    });
+    // A training step that a stop gave up must not keep the process alive.
+    runtime.shutdown_background();
+    result
 }
 
 /// Everything from outside, opened and checked before the run directory is touched.
@@ -87,6 +80,12 @@ impl Parts {
         let registry = Registry::discover(&search).map_err(Failure::input)?;
         let plugin = registry.open(&orchestrator.algo.kind).map_err(input("`orchestrator.algo.type`"))?;
         create(&plugin, config)?;
+        if config.trainer.ckpt.is_some() && plugin.metadata().hooks.contains(&Hook::State) {
+            return Err(Failure::input(format_args!(
+                "`orchestrator.algo.type`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
+                plugin.metadata().name
+            )));
+        }
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
@@ -97,12 +96,11 @@ impl Parts {
             }
             _ => model_dir.clone(),
         };
-        let renderer = assets::renderer(&tokenizer, orchestrator.tokenizer.chat_template.clone())?;
-        let (tokens, rows) = (renderer.tokenizer().vocab_size(), decoder.config().vocab_size);
-        if tokens > rows {
+        let renderer = assets::renderer(&tokenizer, orchestrator.tokenizer.chat_template.clone(), &decoder)?;
+        let made_for = decoder.config().max_position_embeddings;
+        if let Some(len) = config.inference.model.max_model_len.filter(|len| *len > made_for) {
             return Err(Failure::input(format_args!(
-                "tokenizer `{}` has {tokens} tokens, but the model's vocabulary is {rows}; they do not belong together",
-                tokenizer.display()
+                "`inference.model.max_model_len` = {len}, but the model was made for {made_for} tokens"
             )));
         }
 
@@ -134,7 +132,7 @@ async fn pools(
         let log = logging::env_sink(split, &host.name);
         let pool = assets::environment(sandbox, loaded, &key, &host, inflight, log).await?;
         // One task of the split shows an environment that cannot even start before anything is written.
-        pool.task(split, 0, loaded.config.seed).await.map_err(input(format!("environment `{}`", host.name)))?;
+        pool.task(split, 0, loaded.config.seed).await.map_err(input(format_args!("`{key}`")))?;
         pools.push(pool);
     }
     Ok(pools)
@@ -155,7 +153,11 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, dir: RunDir, logs: Logs)
     let dir = Arc::new(dir);
 
     let decoder = match &resume {
-        Some((_, path)) => assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?,
+        Some((_, path)) => {
+            // Two models at once may be more than the machine holds.
+            drop(parts.decoder);
+            assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?
+        }
         None => parts.decoder,
     };
     let chunk = config.trainer.model.fused_lm_head_token_chunk_size;
@@ -180,7 +182,8 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, dir: RunDir, logs: Logs)
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
     }
 
-    let max_len = config.inference.model.max_model_len.unwrap_or(model_config.max_position_embeddings);
+    let made_for = model_config.max_position_embeddings;
+    let max_len = config.inference.model.max_model_len.unwrap_or(made_for);
     let engine_config = EngineConfig::new(config.inference.max_num_seqs, max_len);
     let engine = Engine::start(snapshot, start, engine_config).map_err(Failure::input)?;
     let decoded = parts.renderer.clone();
@@ -209,7 +212,7 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, dir: RunDir, logs: Logs)
         eval: parts.eval.into_iter().map(|pool| Arc::new(PoolEnv(pool)) as Arc<dyn Env>).collect(),
         stop: stop.receiver.clone(),
     };
-    let settings = settings::settings(config, &model_config, parts.device, progress);
+    let settings = settings::settings(config, &model_config, max_len, parts.device, progress);
     tracing::info!(
         target: "prl_orchestrator",
         "Model {} | {} | device {} | algorithm {} | output {}",

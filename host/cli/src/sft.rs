@@ -6,7 +6,7 @@ use crate::assets;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::failure::{Failure, input, run as running};
-use crate::logging;
+use crate::logging::{self, Place};
 use crate::signals::{self, Stop};
 use data::Data;
 use prl_config::{Loaded, SftConfig};
@@ -26,25 +26,16 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     }
     let loaded = prl_config::load_sft(words).map_err(Failure::input)?;
     let config = &loaded.config;
+    let place = Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?;
     if config.dry_run {
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
     }
     let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
-    let early = if config.clean_output_dir { None } else { Some(run_dir(config)?) };
     let parts = Parts::load(&loaded, &runtime)?;
-    let dir = match early {
-        Some(dir) => dir,
-        None => run_dir(config)?,
-    };
+    let dir = place.create()?;
     let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
     train(&loaded, parts, dir, &logs, &stop)
-}
-
-fn run_dir(config: &SftConfig) -> Result<RunDir, Failure> {
-    let ckpt = config.ckpt.as_ref();
-    let resuming = ckpt.is_some_and(|c| c.resume_step.is_some());
-    logging::run_dir(&config.output_dir, config.clean_output_dir, resuming, ckpt.and_then(|c| c.output_dir.clone()))
 }
 
 /// Everything from outside, opened and checked before the run directory is touched.
@@ -68,7 +59,7 @@ impl Parts {
             Some(name) if *name != config.model.name => assets::model_dir(loaded, "tokenizer.name", name)?,
             _ => model_dir.clone(),
         };
-        let renderer = assets::renderer(&tokenizer, config.tokenizer.chat_template.clone())?;
+        let renderer = assets::renderer(&tokenizer, config.tokenizer.chat_template.clone(), &decoder)?;
         let data = Data::open(loaded, "data", &config.data, &renderer, runtime)?;
         let val = match &config.val {
             Some(val) => Some(Data::open(loaded, "val.data", &val.data, &renderer, runtime)?.all("val.data")?),
@@ -78,13 +69,7 @@ impl Parts {
     }
 }
 
-fn train(
-    loaded: &Loaded<SftConfig>,
-    parts: Parts,
-    dir: RunDir,
-    logs: &Logs,
-    stop: &Stop,
-) -> Result<u8, Failure> {
+fn train(loaded: &Loaded<SftConfig>, parts: Parts, dir: RunDir, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
     let config = &loaded.config;
     let resume = match config.ckpt.as_ref().and_then(|c| c.resume_step) {
         Some(step) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
@@ -97,7 +82,11 @@ fn train(
     logging::write_configs(&dir, &loaded.dump())?;
 
     let decoder = match &resume {
-        Some((_, path)) => assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?,
+        Some((_, path)) => {
+            // Two models at once may be more than the machine holds.
+            drop(parts.decoder);
+            assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?
+        }
         None => parts.decoder,
     };
     tracing::info!(

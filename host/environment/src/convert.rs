@@ -116,11 +116,23 @@ pub fn turn(info: &EnvInfo, turn: wit::Turn) -> Checked<EnvTurn> {
     Ok(EnvTurn {
         messages: messages(turn.messages)?,
         reward: turn.reward.map(|reward| finite("reward of", "turn", reward)).transpose()?,
-        stop: turn.stop.map(|stop| Stop { truncated: stop.kind == wit::StopKind::Truncated, reason: stop.reason }),
+        stop: turn.stop.map(stop).transpose()?,
         tools: turn.tools.map(tools).transpose()?,
         metrics: metrics(info, turn.metrics)?,
         sampling: turn.sampling.map(|hints| json("the sampling hints", &hints)).transpose()?,
     })
+}
+
+/// Longest stop reason, characters: it becomes part of a metric's name.
+const STOP_REASON: usize = 64;
+
+fn stop(stop: wit::Stop) -> Checked<Stop> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if stop.reason.is_empty() || stop.reason.len() > STOP_REASON || !stop.reason.chars().all(plain) {
+        let shown: String = stop.reason.chars().take(STOP_REASON).collect();
+        return Err(format!("the stop reason {shown:?} is not 1 to {STOP_REASON} of the characters a-z A-Z 0-9 _ - ."));
+    }
+    Ok(Stop { truncated: stop.kind == wit::StopKind::Truncated, reason: stop.reason })
 }
 
 /// The final rubric.

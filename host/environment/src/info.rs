@@ -5,6 +5,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashSet;
 
+/// Most tasks of a split with a size: their order is kept in memory.
+const MAX_TASKS: u64 = 1 << 24;
+
 /// One split of an environment's tasks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Split {
@@ -76,6 +79,13 @@ impl EnvInfo {
             info.splits.into_iter().map(|split| Split { name: split.name, size: split.size }).collect();
         if splits.is_empty() {
             return Err("it has no splits".into());
+        }
+        if let Some(split) = splits.iter().find(|split| split.size.is_some_and(|size| size > MAX_TASKS)) {
+            return Err(format!(
+                "its split `{}` has {} tasks, more than {MAX_TASKS}; such a split must be declared unbounded",
+                split.name,
+                split.size.unwrap_or_default()
+            ));
         }
         unique("split", splits.iter().map(|split| &split.name))?;
         unique("reward component", &info.components)?;

@@ -12,6 +12,8 @@
 mod attention;
 mod backward;
 mod cache;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod forward;
 mod gemm;
 mod head;

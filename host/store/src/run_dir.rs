@@ -52,6 +52,21 @@ pub struct RunDir {
 }
 
 impl RunDir {
+    /// What [`RunDir::create`] would refuse, told without touching anything: a run that is there, or, with a
+    /// `resume_step` (see [`Checkpoints::resolve`]), no checkpoint of it. Whether that checkpoint is whole is not
+    /// looked at.
+    ///
+    /// # Errors
+    /// Those of [`RunDir::create`], [`StoreError::NoCheckpoint`] and [`StoreError::BadCheckpoint`].
+    pub fn check(output_dir: &Path, how: &Create, resume_step: Option<i64>) -> Result<(), StoreError> {
+        let (root, ckpt_root) = roots(output_dir, how)?;
+        check_vacant(&root, &ckpt_root, how)?;
+        match resume_step {
+            Some(step) => Checkpoints::with_manifest(ckpt_root.join(CHECKPOINTS)).check(step),
+            None => Ok(()),
+        }
+    }
+
     /// Takes a directory into use, and creates it if need be. No other process can use it until this value is dropped
     /// or the process ends.
     ///
@@ -59,11 +74,7 @@ impl RunDir {
     /// [`StoreError::HoldsRun`] when a run is there and neither `clean` nor `resuming` is set; nothing is touched then.
     /// [`StoreError::CleanForbidden`], [`StoreError::InUse`], and what the system refuses.
     pub fn create(output_dir: &Path, how: &Create) -> Result<Self, StoreError> {
-        let root = std::path::absolute(output_dir).at("resolve", output_dir)?;
-        let ckpt_root = match &how.ckpt_dir {
-            Some(dir) => std::path::absolute(dir).at("resolve", dir)?,
-            None => root.clone(),
-        };
+        let (root, ckpt_root) = roots(output_dir, how)?;
         // Before anything is created, so that a refusal leaves no trace.
         check_vacant(&root, &ckpt_root, how)?;
         files::create_dir(&root)?;
@@ -159,6 +170,16 @@ impl RunDir {
         files::write_synced(&aside, lines(cut).as_bytes())?;
         files::write_atomic(&path, lines(kept).as_bytes())
     }
+}
+
+/// The run directory and where its checkpoints are, absolute.
+fn roots(output_dir: &Path, how: &Create) -> Result<(PathBuf, PathBuf), StoreError> {
+    let root = std::path::absolute(output_dir).at("resolve", output_dir)?;
+    let ckpt_root = match &how.ckpt_dir {
+        Some(dir) => std::path::absolute(dir).at("resolve", dir)?,
+        None => root.clone(),
+    };
+    Ok((root, ckpt_root))
 }
 
 fn check_vacant(root: &Path, ckpt_root: &Path, how: &Create) -> Result<(), StoreError> {

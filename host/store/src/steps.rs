@@ -110,7 +110,7 @@ impl Checkpoints {
         let path = self.path(step);
         let bad = |what: String| StoreError::BadCheckpoint { path: path.clone(), what };
         if !path.is_dir() {
-            return Err(bad("there is no such folder".into()));
+            return Err(self.missing(step));
         }
         if !self.manifest {
             let marked = path.join(MARKER).is_file();
@@ -160,6 +160,19 @@ impl Checkpoints {
             Ok(step) => self.verify(step).map(|()| (step, self.path(step))),
             Err(_) => self.latest()?.ok_or_else(|| StoreError::NoCheckpoint { path: self.dir.clone() }),
         }
+    }
+
+    /// Whether [`Checkpoints::resolve`] has anything to look at.
+    pub(crate) fn check(&self, resume_step: i64) -> Result<(), StoreError> {
+        match Step::try_from(resume_step) {
+            Ok(step) if !self.path(step).is_dir() => Err(self.missing(step)),
+            Err(_) if self.steps()?.is_empty() => Err(StoreError::NoCheckpoint { path: self.dir.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    fn missing(&self, step: Step) -> StoreError {
+        StoreError::BadCheckpoint { path: self.path(step), what: "there is no such folder".into() }
     }
 
     /// Removes complete steps that `keep` does not ask for, and leftovers of interrupted writes and removals. A folder

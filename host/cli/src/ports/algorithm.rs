@@ -18,18 +18,23 @@ impl PluginAlgorithm {
 impl Algorithm for PluginAlgorithm {
     fn score_group(&self, group: &[&Rollout]) -> Result<Vec<Option<Vec<Streams>>>, String> {
         let mut algorithm = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut early: Vec<Option<String>> = Vec::new();
         let scored = if algorithm.has(Hook::ScoreRollout) {
             let mut seen = Vec::with_capacity(group.len());
             for rollout in group {
                 let scored = algorithm.score_rollout(rollout).map_err(|e| e.to_string())?;
+                early.push(scored.dropped.into_iter().next().flatten());
                 let streams = scored.streams.into_iter().next().unwrap_or_default();
-                seen.push(Rollout { streams, samples: rollout.samples.clone(), ..(*rollout).clone() });
+                seen.push(Rollout { streams, ..(*rollout).clone() });
             }
             algorithm.score_group(&seen.iter().collect::<Vec<_>>())
         } else {
             algorithm.score_group(group)
         };
-        let Scored { streams, dropped, metrics, .. } = scored.map_err(|e| e.to_string())?;
+        let Scored { streams, mut dropped, metrics, .. } = scored.map_err(|e| e.to_string())?;
+        for (late, early) in dropped.iter_mut().zip(early) {
+            *late = late.take().or(early);
+        }
         for metric in metrics {
             tracing::debug!(target: "prl_orchestrator", "{}: {} = {}", algorithm.name(), metric.name, metric.value);
         }

@@ -30,16 +30,8 @@ impl Env for PoolEnv {
     }
 
     fn open(&self, task: Arc<Task>, request: OpenRequest) -> BoxFuture<'_, Result<Box<dyn Session>, String>> {
-        let context = RolloutContext {
-            id: request.id.to_string(),
-            seed: request.seed,
-            member: request.id.member,
-            group_size: request.group_size,
-            step: request.step,
-            eval: request.purpose == Purpose::Eval,
-        };
         async move {
-            let session = self.0.open(&task, context).await.map_err(text)?;
+            let session = self.0.open(&task, context(&request)).await.map_err(text)?;
             Ok(Box::new(PoolSession(Some(session))) as Box<dyn Session>)
         }
         .boxed()
@@ -54,13 +46,23 @@ impl Env for PoolEnv {
         task: &'a Task,
         members: &'a [&'a Finished],
     ) -> BoxFuture<'a, Result<Vec<Score>, String>> {
-        let group_size = members.len() as u32;
-        let members: Vec<GroupMember> = members.iter().map(|m| member(m, group_size)).collect();
+        let members: Vec<GroupMember> = members.iter().map(|m| member(m)).collect();
         async move { self.0.score_group(task, &members).await.map_err(text) }.boxed()
     }
 }
 
-fn member(finished: &Finished, group_size: u32) -> GroupMember {
+fn context(request: &OpenRequest) -> RolloutContext {
+    RolloutContext {
+        id: request.id.to_string(),
+        seed: request.seed,
+        member: request.id.member,
+        group_size: request.group_size,
+        step: request.step,
+        eval: request.purpose == Purpose::Eval,
+    }
+}
+
+fn member(finished: &Finished) -> GroupMember {
     let rollout = &finished.rollout;
     let mut messages = rollout.task.prompt.clone();
     messages.extend(finished.opening.iter().cloned());
@@ -69,14 +71,7 @@ fn member(finished: &Finished, group_size: u32) -> GroupMember {
         messages.extend(turn.replies.iter().cloned());
     }
     GroupMember {
-        context: RolloutContext {
-            id: rollout.id.to_string(),
-            seed: rollout.task.seed,
-            member: rollout.id.member,
-            group_size,
-            step: rollout.policy_version.0,
-            eval: rollout.task.split == "eval",
-        },
+        context: context(&finished.request),
         messages,
         truncated: rollout.truncation.as_ref().map(|t| t.reason.clone()),
         score: rollout.score.clone(),

@@ -89,7 +89,8 @@ impl Observer for Recorder {
         tracing::info!(target: "prl_trainer", success = true, "{}", trainer_line(report));
         tracing::info!(target: "prl_orchestrator", success = true, "{}", orchestrator_line(report));
         let mut inner = self.lock();
-        inner.log(report.step, &[&report.metrics, &report.train]);
+        // Later maps win: `time/step` is the whole step's, not the trainer's part of it.
+        inner.log(report.step, &[&report.train, &report.metrics]);
         let result = inner.rollouts.end_step(report.step);
         inner.note(result);
         if let Some(bar) = &mut inner.bar {
@@ -108,7 +109,8 @@ impl Observer for Recorder {
 
 fn trainer_line(report: &StepReport) -> TrainerLine {
     let get = |name: &str| report.train.get(name).copied();
-    let value = |name: &str| get(name).unwrap_or(0.0);
+    // Adding 0 turns -0 into 0.
+    let value = |name: &str| get(name).unwrap_or(0.0) + 0.0;
     TrainerLine {
         step: report.step,
         seconds: value("time/step"),
@@ -125,16 +127,16 @@ fn trainer_line(report: &StepReport) -> TrainerLine {
     }
 }
 
-fn env_line(share: &EnvShare, report: &StepReport) -> EnvLine {
+fn env_line(share: &EnvShare) -> EnvLine {
     EnvLine {
         env: share.env.clone(),
         ratio: share.ratio,
         reward: share.reward,
-        trainable: report.trainable,
-        rollouts: report.batch,
+        trainable: share.trainable,
+        rollouts: share.batch,
         turns: share.turns,
         branches: share.branches,
-        max_off_policy: report.max_off_policy,
+        max_off_policy: share.max_off_policy,
         error: share.error_rate,
         truncation: share.truncation_rate,
     }
@@ -144,15 +146,14 @@ fn orchestrator_line(report: &StepReport) -> OrchestratorLine {
     OrchestratorLine {
         step: report.step,
         seconds: report.seconds,
-        all: env_line(&report.all, report),
-        envs: report.envs.iter().map(|share| env_line(share, report)).collect(),
+        all: env_line(&report.all),
+        envs: report.envs.iter().map(env_line).collect(),
     }
 }
 
 fn eval_line(eval: &Eval) -> EvalLine {
-    let share = |of: &dyn Fn(&Rollout) -> bool| {
-        Summary::of(eval.rollouts.iter().map(|r| f64::from(u8::from(of(r))))).mean
-    };
+    let share =
+        |of: &dyn Fn(&Rollout) -> bool| Summary::of(eval.rollouts.iter().map(|r| f64::from(u8::from(of(r))))).mean;
     let good = || eval.rollouts.iter().filter(|r| r.error.is_none());
     EvalLine {
         env: eval.env.clone(),

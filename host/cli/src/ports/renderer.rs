@@ -1,7 +1,7 @@
 //! The model's renderer as the orchestrator's.
 
 use prl_orchestrator::{Rendered, Renderer};
-use prl_types::{Message, Role, TokenId, ToolDef};
+use prl_types::{Message, Role, Sampled, TokenId, ToolDef};
 use std::sync::Arc;
 
 /// The renderer of a model folder.
@@ -33,9 +33,9 @@ impl Renderer for ModelRenderer {
         Ok(self.inner.bridge_to_next_turn(previous, replies).map(rendered))
     }
 
-    fn parse(&self, ids: &[TokenId]) -> Message {
+    fn parse(&self, sampled: &Sampled) -> Message {
         // Ids the tokenizer cannot read are an answer without text, not a failure of the run.
-        self.inner.parse_response(ids).unwrap_or_else(|error| {
+        self.inner.parse_sampled(sampled).unwrap_or_else(|error| {
             tracing::warn!(target: "prl_orchestrator", "a sampled turn cannot be decoded: {error}");
             Message::text(Role::Assistant, "")
         })

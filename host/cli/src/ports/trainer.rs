@@ -44,6 +44,9 @@ impl Inner {
             }
         }
         let mut metrics = outcome.metrics;
+        if let Some(seconds) = metrics.get("time/step").copied() {
+            metrics.insert("time/train".into(), seconds);
+        }
         let started = Instant::now();
         let snapshot = trainer.learner().snapshot().map_err(|e| e.to_string())?;
         self.snapshots.publish(PolicyVersion(batch.step), snapshot);
@@ -54,7 +57,9 @@ impl Inner {
             match plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress)) {
                 Ok(()) => tracing::info!(target: "prl_trainer", "Saved checkpoint of step {}", batch.step),
                 // A full disk must not cost the run; an earlier checkpoint is still there.
-                Err(error) => tracing::error!(target: "prl_trainer", "checkpoint of step {} failed: {error}", batch.step),
+                Err(error) => {
+                    tracing::error!(target: "prl_trainer", "checkpoint of step {} failed: {error}", batch.step)
+                }
             }
             metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
         }

@@ -3,6 +3,10 @@
 use prl_config::{EvalSampling, RlConfig, TrainSampling};
 use prl_model::{Device, ModelConfig};
 use prl_orchestrator::{EvalEnv, Filter, FilterKind, Progress, Sampling, Settings, TrainEnv};
+use std::time::Duration;
+
+/// How long a stop waits for the training step that is under way; what is over is given up.
+const STOP_GRACE: Duration = Duration::from_secs(3);
 
 /// Rollouts that may be under way at once.
 pub fn inflight(config: &RlConfig) -> usize {
@@ -11,8 +15,14 @@ pub fn inflight(config: &RlConfig) -> usize {
     orchestrator.inflight_rollouts().max(eval)
 }
 
-/// All of the settings.
-pub fn settings(config: &RlConfig, model: &ModelConfig, device: Device, resume: Option<Progress>) -> Settings {
+/// All of the settings. `context` is the engine's limit, tokens.
+pub fn settings(
+    config: &RlConfig,
+    model: &ModelConfig,
+    context: usize,
+    device: Device,
+    resume: Option<Progress>,
+) -> Settings {
     let orchestrator = &config.orchestrator;
     let train = orchestrator.train.env.iter().map(|env| TrainEnv {
         name: env.name.clone(),
@@ -36,7 +46,7 @@ pub fn settings(config: &RlConfig, model: &ModelConfig, device: Device, resume: 
         max_steps: orchestrator.max_steps,
         batch_size: orchestrator.batch_size,
         max_inflight_rollouts: Some(inflight(config)),
-        seq_len: orchestrator.seq_len.min(model.max_position_embeddings),
+        seq_len: orchestrator.seq_len.min(context),
         max_async_level: orchestrator.max_async_level,
         max_off_policy_steps: orchestrator.max_off_policy_steps,
         deterministic: config.deterministic.unwrap_or(device == Device::Cpu),
@@ -47,6 +57,7 @@ pub fn settings(config: &RlConfig, model: &ModelConfig, device: Device, resume: 
         eval: eval.collect(),
         skip_first_eval: orchestrator.eval.as_ref().is_some_and(|e| e.skip_first_step),
         resume,
+        stop_grace: STOP_GRACE,
         ..Settings::default()
     }
 }

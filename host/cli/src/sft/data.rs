@@ -11,12 +11,12 @@ use prl_types::{Message, Role};
 use std::sync::Arc;
 use tokio::runtime::{Handle, Runtime};
 
-/// Documents that are read, or a source that makes them.
+/// Documents that are there, or a source that makes them without end.
 pub enum Data {
     /// All there are.
-    Files(Vec<Document>),
+    All(Vec<Document>),
     /// Task by task.
-    Env(Box<EnvTasks>),
+    Endless(Box<EnvTasks>),
 }
 
 /// Demonstrations of an environment's tasks.
@@ -28,8 +28,6 @@ pub struct EnvTasks {
     split: String,
     demonstration: String,
     seed: u64,
-    /// Number of tasks; `None` is unbounded.
-    len: Option<u64>,
 }
 
 impl EnvTasks {
@@ -72,11 +70,12 @@ impl Data {
                 for (at, conversation) in &rows.conversations {
                     documents.push(document(renderer, conversation, loss).map_err(input(at))?);
                 }
-                Ok(Data::Files(documents))
+                Ok(Data::All(documents))
             }
             SftData::Env(env) => {
                 let sandbox = assets::sandbox()?;
-                let name = std::path::Path::new(&env.id).file_stem().map_or(env.id.clone(), |s| s.to_string_lossy().into());
+                let name =
+                    std::path::Path::new(&env.id).file_stem().map_or(env.id.clone(), |s| s.to_string_lossy().into());
                 let env_config = TrainEnv { id: env.id.clone(), args: env.args.clone(), ..TrainEnv::default() };
                 let host = EnvHost { name: name.clone(), ..env_config.host() };
                 let log = crate::logging::env_sink("train", &name);
@@ -86,7 +85,8 @@ impl Data {
                     let known: Vec<&str> = pool.info().splits.iter().map(|s| s.name.as_str()).collect();
                     return Err(Failure::input(format_args!(
                         "`{key}.split`: environment `{name}` has no split `{}`; it has {}",
-                        env.split, known.join(", ")
+                        env.split,
+                        known.join(", ")
                     )));
                 };
                 let asked = env.num_examples.map(|n| n as u64);
@@ -102,11 +102,19 @@ impl Data {
                     split: env.split.clone(),
                     demonstration: env.demonstration.clone(),
                     seed: env.seed,
-                    len,
                 };
-                // One document shows whether the rest can be made.
-                tasks.document(0).map_err(input(format!("`{key}`: environment `{name}`")))?;
-                Ok(Data::Env(Box::new(tasks)))
+                let failed = || input(format!("`{key}`: environment `{name}`"));
+                match len {
+                    Some(len) => {
+                        let documents = (0..len).map(|i| tasks.document(i)).collect::<Result<_, _>>();
+                        documents.map(Data::All).map_err(failed())
+                    }
+                    None => {
+                        // One document shows whether the rest can be made.
+                        tasks.document(0).map_err(failed())?;
+                        Ok(Data::Endless(Box::new(tasks)))
+                    }
+                }
             }
         }
     }
@@ -114,26 +122,18 @@ impl Data {
     /// All documents, for validation.
     pub fn all(self, key: &str) -> Result<Vec<Document>, Failure> {
         match self {
-            Data::Files(documents) => Ok(documents),
-            Data::Env(tasks) => {
-                let len = tasks.len.ok_or_else(|| {
-                    let text = format!("`{key}.num_examples` must say how many tasks of the unbounded split to use");
-                    Failure::input(text)
-                })?;
-                (0..len).map(|i| tasks.document(i)).collect::<Result<_, _>>().map_err(input(key))
-            }
+            Data::All(documents) => Ok(documents),
+            Data::Endless(_) => Err(Failure::input(format_args!(
+                "`{key}.num_examples` must say how many tasks of the unbounded split to use"
+            ))),
         }
     }
 
     /// The source the trainer draws from.
     pub fn into_documents(self, data: &SftData) -> Box<dyn Documents> {
-        let shuffle = data.shuffle().then(|| data.seed());
         match self {
-            Data::Files(documents) => Box::new(InMemory::new(documents, shuffle, None)),
-            Data::Env(tasks) => match tasks.len {
-                Some(len) => Box::new(Generated(move |n| tasks.document(n % len))),
-                None => Box::new(Generated(move |n| tasks.document(n))),
-            },
+            Data::All(documents) => Box::new(InMemory::new(documents, data.shuffle().then(|| data.seed()), None)),
+            Data::Endless(tasks) => Box::new(Generated(move |n| tasks.document(n))),
         }
     }
 }

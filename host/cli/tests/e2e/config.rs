@@ -1,0 +1,60 @@
+//! Configuration as the binary sees it: dry runs, dumps, help.
+
+use crate::support::{Scratch, files, repo};
+use std::fs;
+
+#[test]
+fn a_dry_run_writes_what_loads_to_the_same() {
+    let scratch = Scratch::new();
+    let done = scratch.rl("out", "--dry-run --max-steps 7 --wandb.project x --plugin ./some.so").ok();
+    assert!(done.stdout.contains("max_steps = 7"), "{done}");
+    let dumped = files(&scratch.path("out"));
+    let names: Vec<&str> = dumped.keys().map(String::as_str).collect();
+    assert_eq!(
+        names,
+        ["configs/", "configs/inference.toml", "configs/orchestrator.toml", "configs/rl.toml", "configs/trainer.toml"]
+    );
+    fs::copy(scratch.path("out/configs/rl.toml"), scratch.path("again.toml")).unwrap();
+    scratch.prl("rl @ again.toml --dry-run").ok();
+    assert!(files(&scratch.path("out")) == dumped, "another dump");
+
+    // The dump runs, too.
+    fs::write(scratch.path("again.toml"), fs::read_to_string(scratch.path("again.toml")).unwrap()).unwrap();
+    scratch.prl("rl @ again.toml --max-steps 1 --plugin [] --no-wandb").ok();
+    scratch.run("out").has("weights/step_1/STABLE");
+}
+
+#[test]
+fn a_dry_run_leaves_a_finished_run_alone() {
+    let scratch = Scratch::new();
+    scratch.rl("out", "--max-steps 1 --no-ckpt").ok();
+    let before = files(&scratch.path("out"));
+    let done = scratch.rl("out", "--max-steps 9 --dry-run");
+    assert_eq!(done.code, Some(2), "{done}");
+    assert!(files(&scratch.path("out")) == before);
+}
+
+#[test]
+fn every_example_is_valid() {
+    let scratch = Scratch::new();
+    let mut seen = 0;
+    for example in fs::read_dir(repo().join("examples")).unwrap() {
+        for toml in fs::read_dir(example.unwrap().path()).unwrap().map(|e| e.unwrap().path()) {
+            let name = toml.file_name().unwrap().to_str().unwrap();
+            let Some(kind) = ["rl", "sft"].into_iter().find(|kind| name == format!("{kind}.toml")) else { continue };
+            scratch.prl(&format!("{kind} @ {} --dry-run --output-dir {kind}_{seen}", toml.display())).ok();
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2);
+}
+
+#[test]
+fn help_goes_to_standard_output() {
+    let scratch = Scratch::new();
+    for words in ["--help", "rl --help", "sft -h", "--version"] {
+        let done = scratch.prl(words).ok();
+        assert!(done.stderr.is_empty() && !done.stdout.is_empty(), "{done}");
+    }
+    assert!(scratch.prl("rl --help").stdout.contains("max_async_level"));
+}

@@ -1,0 +1,14 @@
+//! The whole binary, from the command line to the files it leaves. Owns what users and scripts may rely on; what goes on
+//! inside is the crates' own tests' business.
+//!
+//! Runs are shrunk to a few steps of a few rollouts. Nothing here waits for a clock: a limit of time only tells a hung
+//! child.
+
+mod bad_input;
+mod config;
+mod plugin;
+mod resume;
+mod rl;
+mod sft;
+mod signals;
+mod support;

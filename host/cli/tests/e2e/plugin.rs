@@ -1,0 +1,44 @@
+//! An algorithm built outside the workspace, against the SDK alone.
+
+use crate::support::{Scratch, repo};
+use std::path::Path;
+use std::process::Command;
+
+/// Builds `plugins/hello`. Its dependencies are all among the workspace's, so that nothing is fetched.
+fn hello() -> String {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hello");
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--offline", "--locked", "--quiet", "--manifest-path"])
+        .arg(repo().join("plugins/hello/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&target)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    target.join("release/libhello.so").display().to_string()
+}
+
+#[test]
+fn a_plugin_changes_the_advantages() {
+    let plugin = hello();
+    let scratch = Scratch::new();
+    scratch.rl("grpo", "--max-steps 2").ok();
+    let done = scratch.rl("hello", &format!("--max-steps 2 --plugin {plugin} --orchestrator.algo.type hello")).ok();
+    assert!(done.stdout.contains("algorithm hello"), "{done}");
+    let (grpo, hello) = (scratch.run("grpo"), scratch.run("hello"));
+    assert_eq!(grpo.series("reward/all/mean")[0], hello.series("reward/all/mean")[0], "the rollouts are the same");
+    assert_ne!(grpo.series("loss/mean")[0], hello.series("loss/mean")[0]);
+    assert!(grpo.weights(2) != hello.weights(2), "the same weights");
+
+    // Its own key, from the same configuration.
+    let words = format!("--max-steps 1 --plugin {plugin} --orchestrator.algo.type hello --orchestrator.algo.scale 0.5");
+    scratch.rl("half", &words).ok();
+    let (whole, half) = (hello.series("loss/mean")[0], scratch.run("half").series("loss/mean")[0]);
+    assert!((whole / 2.0 - half).abs() < 1e-6 && half != 0.0, "{whole} and {half}");
+
+    // Without `--plugin` the name is unknown; a key that the plug-in does not know is refused.
+    let bad =
+        scratch.rl("bad", &format!("--plugin {plugin} --orchestrator.algo.type hello --orchestrator.algo.scael 1"));
+    assert_eq!(bad.code, Some(2), "{bad}");
+    assert!(bad.stderr.starts_with("error: ") && bad.stderr.contains("scael"), "{bad}");
+}

@@ -1,0 +1,112 @@
+//! `prl sft`: it learns, from every kind of data, goes on from a checkpoint, and what it leaves can be used.
+
+use crate::support::{Scratch, model, number_after, repo, value};
+use std::fs;
+
+/// The example, shrunk.
+fn example(max_steps: u64, words: &str) -> String {
+    let toml = repo().join("examples/reverse_text/sft.toml").display().to_string();
+    let scheduler = "--scheduler.warmup-steps 5 --scheduler.decay-steps 10";
+    format!("sft @ {toml} {scheduler} --data.batch-size 4 --max-steps {max_steps} {words}")
+}
+
+#[test]
+fn it_learns_from_scratch_and_rl_uses_what_it_leaves() {
+    let scratch = Scratch::new();
+    let done = scratch.prl(&example(60, "--output-dir out")).ok();
+    let run = scratch.run("out");
+    let losses = run.series("loss/mean");
+    assert_eq!(losses.len(), 60);
+    let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
+    assert!(mean(&losses[50..]) < 0.6 * losses[0], "{losses:?}");
+    for name in ["logs/trainer.log", "configs/sft.toml", "checkpoints/step_60/manifest.json", "weights/step_60/STABLE"]
+    {
+        run.has(name);
+    }
+    for name in
+        "optim/lr optim/grad_norm optim/zero_grad_ratio perf/throughput progress/num_tokens time/step".split(' ')
+    {
+        assert!(value(&run.steps()[0], name).is_finite());
+    }
+    let lines = done.successes();
+    let printed = lines.iter().filter(|line| line.contains("Step ")).filter_map(|line| number_after(line, "Loss"));
+    assert_eq!(printed.count(), 60, "{done}");
+
+    scratch.rl("rl", "--max-steps 1 --model.name out/weights/step_60").ok();
+    assert_eq!(scratch.run("rl").steps().len(), 1);
+}
+
+/// A configuration that learns a JSON-lines file.
+fn on_file(scratch: &Scratch, name: &str, lines: &str) -> String {
+    let data = scratch.write(&format!("{name}.jsonl"), lines);
+    let text = format!(
+        "max_steps = 8\noutput_dir = \"{name}\"\n[model]\nname = \"{}\"\n[data]\nname = \"{data}\"\nseq_len = 64\n\
+         batch_size = 2\n[optim]\nlr = 1e-3\n[ckpt]\n",
+        model().display()
+    );
+    scratch.write(&format!("{name}.toml"), text)
+}
+
+#[test]
+fn it_learns_conversations_and_pairs() {
+    let scratch = Scratch::new();
+    let messages = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "there"}]}
+{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "who?"}, {"role": "assistant", "content": "me"}]}
+"#;
+    let pairs = r#"{"prompt": "hi", "completion": "there"}
+{"prompt": [{"role": "user", "content": "who?"}], "completion": [{"role": "assistant", "content": "me"}]}
+"#;
+    for (name, lines) in [("messages", messages), ("pairs", pairs)] {
+        let toml = on_file(&scratch, name, lines);
+        scratch.prl(&format!("sft @ {toml}")).ok();
+        let losses = scratch.run(name).series("loss/mean");
+        assert!(losses.len() == 8 && losses[7] < 0.8 * losses[0], "{name}: {losses:?}");
+    }
+    // The same conversation, told in both ways, is the same data.
+    for (name, line) in [("one", messages.lines().next()), ("other", pairs.lines().next())] {
+        scratch.prl(&format!("sft @ {} --max-steps 2", on_file(&scratch, name, line.unwrap()))).ok();
+    }
+    assert_eq!(scratch.run("one").series("loss/mean"), scratch.run("other").series("loss/mean"));
+
+    scratch.rl("rl", "--max-steps 1 --model.name messages/weights/step_8").ok();
+}
+
+#[test]
+fn stopping_and_going_on_changes_nothing() {
+    let scratch = Scratch::new();
+    let rows: String =
+        (0..7).map(|i| format!("{{\"prompt\": \"say {i}\", \"completion\": \"here is {i} for you\"}}\n")).collect();
+    let toml = on_file(&scratch, "data", &rows);
+    let sft = |out: &str, words: &str| scratch.prl(&format!("sft @ {toml} --output-dir {out} {words}"));
+    sft("through", "--max-steps 6").ok();
+    sft("stopped", "--max-steps 3").ok();
+    let again = sft("stopped", "--max-steps 6");
+    assert_eq!(again.code, Some(2), "{again}");
+    sft("stopped", "--max-steps 6 --ckpt.resume-step -1").ok();
+    let (through, stopped) = (scratch.run("through"), scratch.run("stopped"));
+    assert_eq!(through.series("loss/mean"), stopped.series("loss/mean"));
+    assert!(through.weights(6) == stopped.weights(6), "other weights");
+
+    let missing = sft("stopped", "--max-steps 9 --ckpt.resume-step 5");
+    assert_eq!(missing.code, Some(2), "{missing}");
+    assert!(missing.stderr.contains("step_5"), "{missing}");
+}
+
+#[test]
+fn bad_data_is_refused() {
+    let scratch = Scratch::new();
+    for (name, lines, naming) in [
+        ("broken", "{\"prompt\": \"a\"", "broken.jsonl:1"),
+        ("other", "{\"text\": \"a\"}\n", "`messages`"),
+        ("empty", "", "empty.jsonl"),
+    ] {
+        let done = scratch.prl(&format!("sft @ {}", on_file(&scratch, name, lines)));
+        assert_eq!(done.code, Some(2), "{done}");
+        assert!(done.stderr.starts_with("error: ") && done.stderr.contains(naming), "{done}");
+        assert!(!scratch.path(name).exists(), "{name}");
+    }
+    fs::remove_file(scratch.path("empty.jsonl")).unwrap();
+    let done = scratch.prl("sft @ empty.toml");
+    assert_eq!(done.code, Some(2), "{done}");
+    assert!(done.stderr.contains("empty.jsonl"), "{done}");
+}

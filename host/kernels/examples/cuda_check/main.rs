@@ -1,0 +1,46 @@
+//! Checks every CUDA operation against f64 references and takes their times; `torch.py` beside this prints PyTorch's.
+//!
+//! Arguments: any of `check`, `time`; then a folder for compiled kernels, `cache=FOLDER`, and a seed, `seed=NUMBER`.
+
+mod bench;
+mod checks;
+mod reference;
+mod times;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use bench::{Random, Table};
+use prl_kernels::cuda::{Context, CudaError};
+
+fn run(arguments: &[String]) -> Result<bool, CudaError> {
+    let value = |name: &str| arguments.iter().find_map(|a| a.strip_prefix(name)?.strip_prefix('='));
+    let mut random = Random::new(value("seed").and_then(|s| s.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15));
+    let start = Instant::now();
+    let c = Context::new(0, value("cache").map(std::path::Path::new))?;
+    println!("GPU {} open after {:.2} s", c.name()?, start.elapsed().as_secs_f64());
+    let mut right = true;
+    if arguments.iter().any(|a| a == "check") {
+        let mut table = Table::new();
+        let done = checks::all(&c, &mut random, &mut table);
+        right = table.print();
+        done?;
+        println!("CHECK {} after {:.1} s", if right { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
+    }
+    if arguments.iter().any(|a| a == "time") {
+        times::all(&c, &mut random)?;
+        println!("TIMED after {:.1} s", start.elapsed().as_secs_f64());
+    }
+    Ok(right)
+}
+
+fn main() -> ExitCode {
+    match run(&std::env::args().skip(1).collect::<Vec<_>>()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}

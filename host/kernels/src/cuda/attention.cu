@@ -1,0 +1,433 @@
+// Causal attention of packed documents, forward and backward, on tensor cores (mma.sync m16n8k16, bf16 in, f32 sums).
+//
+// D (head dimension) is defined at compile time: 64, 96 or 128. Query heads h read key/value head h / GROUP.
+// A tile names rows of one document: {first token of the document, its length, first row of the tile, unused}.
+// The softmax and its gradient follow Dao, "FlashAttention-2" (2023); nothing is summed with atomics, so results
+// repeat bit for bit: one kernel owns rows of keys, another owns rows of queries.
+
+#define LD (D + 8)            // row of shared memory: an odd number of 16-byte units, so that ldmatrix is conflict-free
+#define CHUNKS (D / 8)        // 16-byte units of a row
+#define KSTEPS (D / 16)
+#define NTILES (D / 8)
+#define LOG2E 1.4426950408889634f
+
+__device__ __forceinline__ u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+
+__device__ __forceinline__ void ldmatrix(u32 addr, u32* r) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr));
+}
+__device__ __forceinline__ void ldmatrix_t(u32 addr, u32* r) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(addr));
+}
+__device__ __forceinline__ void mma(float* c, const u32* a, const u32* b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Byte offsets of this lane's row in the three ways a 16×16 piece of shared memory is read.
+__device__ __forceinline__ u32 lane_a() { int l = threadIdx.x & 31; return ((l & 15) * LD + (l >> 4) * 8) * 2; }
+__device__ __forceinline__ u32 lane_b() {
+    int l = threadIdx.x & 31;
+    return (((l & 7) + (l >> 4) * 8) * LD + ((l >> 3) & 1) * 8) * 2;
+}
+
+// Asks for `ROWS` rows of D elements; rows from `valid` on become zero.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void load_rows(u32 to, const bf16* from, long long stride, int valid) {
+    constexpr int TOTAL = ROWS * CHUNKS;
+#pragma unroll
+    for (int i = 0; i < (TOTAL + THREADS - 1) / THREADS; i++) {
+        int c = i * THREADS + threadIdx.x;
+        if (TOTAL % THREADS == 0 || c < TOTAL) {
+            int row = c / CHUNKS, col = c % CHUNKS;
+            bool ok = row < valid;
+            copy16(to + (row * LD + col * 8) * 2, from + (ok ? row : 0) * stride + col * 8, ok);
+        }
+    }
+}
+
+// c[MT][NT] += rows of a (16·MT rows at `a`) × rows of b (8·NT rows at `b`), both read along D.
+template <int MT, int NT>
+__device__ __forceinline__ void scores(float (*c)[NT][4], u32 a, u32 b) {
+#pragma unroll
+    for (int k = 0; k < KSTEPS; k++) {
+        u32 fa[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) ldmatrix(a + (m * 16 * LD + k * 16) * 2, fa[m]);
+#pragma unroll
+        for (int n = 0; n < NT; n += 2) {
+            u32 fb[4];
+            ldmatrix(b + (n * 8 * LD + k * 16) * 2, fb);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(c[m][n], fa[m], fb);
+                mma(c[m][n + 1], fa[m], fb + 2);
+            }
+        }
+    }
+}
+
+// c[MT][NTILES] += w[MT][KT] (16-column pieces held in registers) × rows of b (16·KT rows), read across rows.
+template <int MT, int KT>
+__device__ __forceinline__ void weighted(float (*c)[NTILES][4], u32 (*w)[KT][4], u32 b) {
+#pragma unroll
+    for (int k = 0; k < KT; k++) {
+#pragma unroll
+        for (int n = 0; n < NTILES; n += 2) {
+            u32 fb[4];
+            ldmatrix_t(b + (k * 16 * LD + n * 8) * 2, fb);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(c[m][n], w[m][k], fb);
+                mma(c[m][n + 1], w[m][k], fb + 2);
+            }
+        }
+    }
+}
+
+// A 16×16 piece of results as the left operand of the next product.
+__device__ __forceinline__ void as_operand(u32* a, const float* left, const float* right) {
+    a[0] = pack_bf16(left[0], left[1]);
+    a[1] = pack_bf16(left[2], left[3]);
+    a[2] = pack_bf16(right[0], right[1]);
+    a[3] = pack_bf16(right[2], right[3]);
+}
+
+template <int MT, int NT>
+__device__ __forceinline__ void clear(float (*c)[NT][4]) {
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
+}
+
+// Writes 16·MT rows of results times `factor`; `row` is the first, rows from `valid` on are left alone.
+template <int MT>
+__device__ __forceinline__ void store_rows(bf16* to, long long stride, float (*c)[NTILES][4], int row, int valid, float factor) {
+    int l = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int r = row + m * 16 + half * 8 + (l >> 2);
+            if (r < valid) {
+                bf16* p = to + (long long)r * stride + (l & 3) * 2;
+#pragma unroll
+                for (int n = 0; n < NTILES; n++)
+                    *(u32*)(p + n * 8) = pack_bf16(c[m][n][half * 2] * factor, c[m][n][half * 2 + 1] * factor);
+            }
+        }
+}
+
+#define FWD_ROWS 128
+#define FWD_KEYS 64
+
+// out = softmax(q · kᵀ · scale) · v and lse = ln Σ exp(q · k · scale), [heads, tokens].
+extern "C" __global__ void __launch_bounds__(128, 2)
+attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, bf16* __restrict__ out,
+                  float* __restrict__ lse, const int4* __restrict__ tiles, int heads, int group, int tokens,
+                  long long q_stride, long long k_stride, long long v_stride, long long out_stride, float scale) {
+    extern __shared__ __align__(128) bf16 shared[];
+    int4 tile = tiles[blockIdx.x / heads];
+    int head = blockIdx.x % heads, kv_head = head / group;
+    int start = tile.x, len = tile.y, row0 = tile.z;
+    q += (long long)(start + row0) * q_stride + head * D;
+    k += (long long)start * k_stride + kv_head * D;
+    v += (long long)start * v_stride + kv_head * D;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+
+    u32 sq = smem_addr(shared), sk = sq + FWD_ROWS * LD * 2, sv = sk + 2 * FWD_KEYS * LD * 2;
+    constexpr u32 STAGE = FWD_KEYS * LD * 2;
+    int count = (min(len, row0 + FWD_ROWS) + FWD_KEYS - 1) / FWD_KEYS;
+    load_rows<FWD_ROWS, 128>(sq, q, q_stride, len - row0);
+    load_rows<FWD_KEYS, 128>(sk, k, k_stride, len);
+    copy_commit();
+    load_rows<FWD_KEYS, 128>(sv, v, v_stride, len);
+    copy_commit();
+
+    float o[2][NTILES][4], max_[2][2], sum[2][2];
+    clear<2, NTILES>(o);
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) { max_[m][h] = -INF; sum[m][h] = 0.0f; }
+    float c2 = scale * LOG2E;
+    u32 my_q = sq + warp * 32 * LD * 2 + lane_a();
+
+    for (int t = 0; t < count; t++) {
+        u32 stage = (t & 1) * STAGE;
+        copy_wait<1>();
+        __syncthreads();
+        bool more = t + 1 < count;
+        int next = (t + 1) * FWD_KEYS;
+        if (more) load_rows<FWD_KEYS, 128>(sk + (STAGE - stage), k + (long long)next * k_stride, k_stride, len - next);
+        copy_commit();
+
+        float s[2][8][4];
+        clear<2, 8>(s);
+        scores<2, 8>(s, my_q, sk + stage + lane_b());
+
+        int first = t * FWD_KEYS, row = row0 + warp * 32 + (lane >> 2);
+        if (first + FWD_KEYS > row0 + warp * 32) {
+#pragma unroll
+            for (int m = 0; m < 2; m++)
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        if (first + n * 8 + (lane & 3) * 2 + (i & 1) > row + m * 16 + (i >> 1) * 8) s[m][n][i] = -INF;
+        }
+        u32 p[2][4][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float top = max_[m][h];
+#pragma unroll
+                for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(s[m][n][h * 2], s[m][n][h * 2 + 1]));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+                float shift = top * c2, old = exp2_fast(max_[m][h] * c2 - shift), add = 0.0f;
+                max_[m][h] = top;
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        float e = exp2_fast(fmaf(s[m][n][h * 2 + i], c2, -shift));
+                        s[m][n][h * 2 + i] = e;
+                        add += e;
+                    }
+                sum[m][h] = sum[m][h] * old + add;
+#pragma unroll
+                for (int n = 0; n < NTILES; n++) { o[m][n][h * 2] *= old; o[m][n][h * 2 + 1] *= old; }
+            }
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) as_operand(p[m][j], s[m][2 * j], s[m][2 * j + 1]);
+
+        copy_wait<1>();
+        __syncthreads();
+        if (more) load_rows<FWD_KEYS, 128>(sv + (STAGE - stage), v + (long long)next * v_stride, v_stride, len - next);
+        copy_commit();
+        weighted<2, 4>(o, p, sv + stage + lane_a());
+    }
+
+    out += (long long)start * out_stride + head * D;
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float total = sum[m][h];
+            total += __shfl_xor_sync(0xffffffffu, total, 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            int r = row0 + warp * 32 + m * 16 + h * 8 + (lane >> 2);
+            if ((lane & 3) == 0 && r < len) lse[(long long)head * tokens + start + r] = max_[m][h] * scale + logf(total);
+            float inv = 1.0f / total;
+#pragma unroll
+            for (int n = 0; n < NTILES; n++) { o[m][n][h * 2] *= inv; o[m][n][h * 2 + 1] *= inv; }
+        }
+    store_rows<2>(out, out_stride, o, row0 + warp * 32, len, 1.0f);
+}
+
+// delta = Σ dout · out over a head, [heads, tokens]. One warp per head and token.
+extern "C" __global__ void __launch_bounds__(256)
+attention_delta(const bf16* __restrict__ out, const bf16* __restrict__ dout, float* __restrict__ delta, int heads, int tokens,
+                long long out_stride, long long dout_stride) {
+    long long i = (long long)blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (i >= (long long)heads * tokens) return;
+    long long t = i / heads;
+    int head = i % heads, lane = threadIdx.x & 31;
+    const u32* a = (const u32*)(out + t * out_stride + head * D);
+    const u32* b = (const u32*)(dout + t * dout_stride + head * D);
+    float sum = 0.0f;
+    for (int c = lane; c < D / 2; c += 32) sum += low_f32(a[c]) * low_f32(b[c]) + high_f32(a[c]) * high_f32(b[c]);
+    sum = warp_sum(sum);
+    if (lane == 0) delta[(long long)head * tokens + t] = sum;
+}
+
+#define KV_ROWS 64
+#define KV_QUERIES 64
+
+// dk and dv of 64 keys of one key/value head, over all query heads of its group and all later queries.
+extern "C" __global__ void __launch_bounds__(128, 2)
+attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
+                      const bf16* __restrict__ dout, const float* __restrict__ lse, const float* __restrict__ delta,
+                      bf16* __restrict__ dk, bf16* __restrict__ dv, const int4* __restrict__ tiles, int kv_heads, int group,
+                      int tokens, long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
+                      long long dk_stride, long long dv_stride, float scale) {
+    extern __shared__ __align__(128) bf16 shared[];
+    int4 tile = tiles[blockIdx.x / kv_heads];
+    int kv_head = blockIdx.x % kv_heads, start = tile.x, len = tile.y, row0 = tile.z;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    k += (long long)(start + row0) * k_stride + kv_head * D;
+    v += (long long)(start + row0) * v_stride + kv_head * D;
+    q += (long long)start * q_stride + kv_head * group * D;
+    dout += (long long)start * dout_stride + kv_head * group * D;
+    lse += (long long)kv_head * group * tokens + start;
+    delta += (long long)kv_head * group * tokens + start;
+
+    constexpr u32 STAGE = KV_QUERIES * LD * 2;
+    u32 sk = smem_addr(shared), sv = sk + KV_ROWS * LD * 2, sq = sv + KV_ROWS * LD * 2, sd = sq + 2 * STAGE;
+    float* stats = (float*)(shared + (2 * KV_ROWS + 4 * KV_QUERIES) * LD); // [stage][lse · log2 e | delta][64]
+    int per_head = (len - row0 + KV_QUERIES - 1) / KV_QUERIES, count = per_head * group;
+
+    auto load = [&](int t) {
+        int stage = t & 1, h = t / per_head, first = row0 + (t % per_head) * KV_QUERIES;
+        load_rows<KV_QUERIES, 128>(sq + stage * STAGE, q + (long long)first * q_stride + h * D, q_stride, len - first);
+        load_rows<KV_QUERIES, 128>(sd + stage * STAGE, dout + (long long)first * dout_stride + h * D, dout_stride, len - first);
+        int i = threadIdx.x & 63, r = first + i;
+        float* to = stats + stage * 128;
+        if (threadIdx.x < 64) to[i] = r < len ? lse[(long long)h * tokens + r] * LOG2E : INF;
+        else to[64 + i] = r < len ? delta[(long long)h * tokens + r] : 0.0f;
+    };
+    load_rows<KV_ROWS, 128>(sk, k, k_stride, len - row0);
+    load_rows<KV_ROWS, 128>(sv, v, v_stride, len - row0);
+    load(0);
+    copy_commit();
+
+    float gk[1][NTILES][4], gv[1][NTILES][4];
+    clear<1, NTILES>(gk);
+    clear<1, NTILES>(gv);
+    float c2 = scale * LOG2E;
+    u32 my_k = sk + warp * 16 * LD * 2 + lane_a(), my_v = sv + warp * 16 * LD * 2 + lane_a();
+
+    for (int t = 0; t < count; t++) {
+        copy_wait<0>();
+        __syncthreads();
+        if (t + 1 < count) load(t + 1);
+        copy_commit();
+        u32 stage = (t & 1) * STAGE;
+        const float* st = stats + (t & 1) * 128 + (lane & 3) * 2;
+
+        float s[1][8][4];
+        clear<1, 8>(s);
+        scores<1, 8>(s, my_k, sq + stage + lane_b()); // [keys, queries]
+        bool diagonal = t % per_head == 0;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float2 z = *(const float2*)(st + n * 8);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float p = exp2_fast(fmaf(s[0][n][i], c2, -(i & 1 ? z.y : z.x)));
+                bool before = diagonal && n * 8 + (lane & 3) * 2 + (i & 1) < warp * 16 + (lane >> 2) + (i >> 1) * 8;
+                s[0][n][i] = before ? 0.0f : p;
+            }
+        }
+        u32 w[1][4][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) as_operand(w[0][j], s[0][2 * j], s[0][2 * j + 1]);
+        weighted<1, 4>(gv, w, sd + stage + lane_a());
+
+        float dp[1][8][4];
+        clear<1, 8>(dp);
+        scores<1, 8>(dp, my_v, sd + stage + lane_b());
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float2 z = *(const float2*)(st + 64 + n * 8);
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[0][n][i] *= dp[0][n][i] - (i & 1 ? z.y : z.x);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) as_operand(w[0][j], s[0][2 * j], s[0][2 * j + 1]);
+        weighted<1, 4>(gk, w, sq + stage + lane_a());
+    }
+    dk += (long long)start * dk_stride + kv_head * D;
+    dv += (long long)start * dv_stride + kv_head * D;
+    store_rows<1>(dk, dk_stride, gk, row0 + warp * 16, len, scale);
+    store_rows<1>(dv, dv_stride, gv, row0 + warp * 16, len, 1.0f);
+}
+
+#define Q_ROWS 128
+#define Q_KEYS 32
+
+// dq of 128 queries of one head, over all keys that they see.
+extern "C" __global__ void __launch_bounds__(128, 2)
+attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
+                     const bf16* __restrict__ dout, const float* __restrict__ lse, const float* __restrict__ delta,
+                     bf16* __restrict__ dq, const int4* __restrict__ tiles, int heads, int group, int tokens,
+                     long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
+                     long long dq_stride, float scale) {
+    extern __shared__ __align__(128) bf16 shared[];
+    int4 tile = tiles[blockIdx.x / heads];
+    int head = blockIdx.x % heads, kv_head = head / group, start = tile.x, len = tile.y, row0 = tile.z;
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    q += (long long)(start + row0) * q_stride + head * D;
+    dout += (long long)(start + row0) * dout_stride + head * D;
+    k += (long long)start * k_stride + kv_head * D;
+    v += (long long)start * v_stride + kv_head * D;
+
+    constexpr u32 STAGE = Q_KEYS * LD * 2;
+    u32 sq = smem_addr(shared), sd = sq + Q_ROWS * LD * 2, sk = sd + Q_ROWS * LD * 2, sv = sk + 2 * STAGE;
+    int count = (min(len, row0 + Q_ROWS) + Q_KEYS - 1) / Q_KEYS;
+    auto load = [&](int t) {
+        u32 stage = (t & 1) * STAGE;
+        int first = t * Q_KEYS;
+        load_rows<Q_KEYS, 128>(sk + stage, k + (long long)first * k_stride, k_stride, len - first);
+        load_rows<Q_KEYS, 128>(sv + stage, v + (long long)first * v_stride, v_stride, len - first);
+    };
+    load_rows<Q_ROWS, 128>(sq, q, q_stride, len - row0);
+    load_rows<Q_ROWS, 128>(sd, dout, dout_stride, len - row0);
+    load(0);
+    copy_commit();
+
+    float z[2][2], dl[2][2];
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int r = row0 + warp * 32 + m * 16 + h * 8 + (lane >> 2);
+            z[m][h] = r < len ? lse[(long long)head * tokens + start + r] * LOG2E : INF;
+            dl[m][h] = r < len ? delta[(long long)head * tokens + start + r] : 0.0f;
+        }
+    float g[2][NTILES][4];
+    clear<2, NTILES>(g);
+    float c2 = scale * LOG2E;
+    u32 my_q = sq + warp * 32 * LD * 2 + lane_a(), my_d = sd + warp * 32 * LD * 2 + lane_a();
+
+    for (int t = 0; t < count; t++) {
+        copy_wait<0>();
+        __syncthreads();
+        if (t + 1 < count) load(t + 1);
+        copy_commit();
+        u32 stage = (t & 1) * STAGE;
+        int first = t * Q_KEYS, row = row0 + warp * 32 + (lane >> 2);
+        if (first > row0 + warp * 32 + 31) continue; // no row of this warp sees these keys
+        bool masked = first + Q_KEYS > row0 + warp * 32;
+        float s[2][4][4], dp[2][4][4];
+        clear<2, 4>(s);
+        clear<2, 4>(dp);
+        scores<2, 4>(s, my_q, sk + stage + lane_b());
+        scores<2, 4>(dp, my_d, sv + stage + lane_b());
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float p = exp2_fast(fmaf(s[m][n][i], c2, -z[m][i >> 1]));
+                    if (masked && first + n * 8 + (lane & 3) * 2 + (i & 1) > row + m * 16 + (i >> 1) * 8) p = 0.0f;
+                    s[m][n][i] = p * (dp[m][n][i] - dl[m][i >> 1]);
+                }
+        u32 w[2][2][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) as_operand(w[m][j], s[m][2 * j], s[m][2 * j + 1]);
+        weighted<2, 2>(g, w, sk + stage + lane_a());
+    }
+    dq += (long long)start * dq_stride + head * D;
+    store_rows<2>(dq, dq_stride, g, row0 + warp * 32, len, scale);
+}

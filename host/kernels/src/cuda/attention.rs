@@ -1,0 +1,287 @@
+//! Causal attention of packed documents.
+//!
+//! Owns how documents are cut into tiles and the kernels' arguments. Must not know rotation, norms or projections.
+
+use super::element::bf16;
+
+use super::compile::Source;
+use super::context::{Context, In, Out, args, grid, int};
+use super::{CudaError, check, holds};
+use cudarc::driver::CudaSlice;
+
+const OP: &str = "attention";
+/// Rows of queries of a forward tile and of a dq tile, and of keys of a dk/dv tile; as in `attention.cu`.
+const QUERY_ROWS: usize = 128;
+const KEY_ROWS: usize = 64;
+
+/// Where documents begin and end, cut into tiles of rows, most expensive first. Made once per batch.
+pub struct Tiles {
+    tokens: usize,
+    queries: (CudaSlice<i32>, usize),
+    keys: (CudaSlice<i32>, usize),
+}
+
+impl Tiles {
+    /// Number of tokens of all documents.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+}
+
+/// Tiles {first token, document's length, first row, 0} of `rows` rows, sorted by falling cost.
+fn cut(doc_lens: &[usize], rows: usize, cost: impl Fn(usize, usize) -> usize) -> Result<Vec<i32>, CudaError> {
+    let mut tiles = Vec::new();
+    let mut start = 0;
+    for len in doc_lens {
+        tiles.extend((0..*len).step_by(rows).map(|row| (cost(*len, row), start, *len, row)));
+        start += len;
+    }
+    tiles.sort_by_key(|t| std::cmp::Reverse(t.0));
+    let mut out = Vec::with_capacity(tiles.len() * 4);
+    for (_, start, len, row) in tiles {
+        out.extend([int(OP, start)?, int(OP, len)?, int(OP, row)?, 0]);
+    }
+    Ok(out)
+}
+
+/// How heads lie in the rows of q, k, v and the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadLayout {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head: 64, 96 or 128.
+    pub dim: usize,
+    /// Elements from one token's q to the next one's.
+    pub q_stride: usize,
+    /// The same for k.
+    pub k_stride: usize,
+    /// The same for v.
+    pub v_stride: usize,
+}
+
+/// Inputs of attention: rows of one token each, heads side by side.
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
+    /// Rotated queries.
+    pub q: In<'a, bf16>,
+    /// Rotated keys.
+    pub k: In<'a, bf16>,
+    /// Values.
+    pub v: In<'a, bf16>,
+    /// How they lie.
+    pub layout: HeadLayout,
+    /// Factor of the scores, 1 / √dim as a rule.
+    pub scale: f32,
+}
+
+/// Where attention's gradients go, rows as the inputs' with strides of their own.
+pub struct AttentionGrads<'a> {
+    /// Towards the queries.
+    pub dq: Out<'a, bf16>,
+    /// Towards the keys.
+    pub dk: Out<'a, bf16>,
+    /// Towards the values.
+    pub dv: Out<'a, bf16>,
+    /// Elements from one token's row to the next one's, of dq, dk and dv.
+    pub strides: [usize; 3],
+}
+
+fn check_rows(name: &str, len: usize, tokens: usize, stride: usize, width: usize) -> Result<(), CudaError> {
+    check(OP, stride >= width && stride.is_multiple_of(8), || {
+        format!("{name} has rows of {width} at a stride of {stride}; strides are multiples of 8")
+    })?;
+    holds(OP, name, len, if tokens == 0 { 0 } else { (tokens - 1) * stride + width })
+}
+
+impl Attention<'_> {
+    fn check(&self, tokens: usize) -> Result<(usize, usize), CudaError> {
+        let l = self.layout;
+        check(OP, matches!(l.dim, 64 | 96 | 128), || format!("head dimension {} is not 64, 96 or 128", l.dim))?;
+        check(OP, l.kv_heads > 0 && l.heads.is_multiple_of(l.kv_heads), || {
+            format!("{} heads do not share {} key/value heads evenly", l.heads, l.kv_heads)
+        })?;
+        let (wide, narrow) = (l.heads * l.dim, l.kv_heads * l.dim);
+        check_rows("q", self.q.len(), tokens, l.q_stride, wide)?;
+        check_rows("k", self.k.len(), tokens, l.k_stride, narrow)?;
+        check_rows("v", self.v.len(), tokens, l.v_stride, narrow)?;
+        Ok((wide, narrow))
+    }
+}
+
+impl Context {
+    /// Cuts packed documents into tiles. Documents of length 0 are allowed.
+    ///
+    /// # Errors
+    /// If there is no memory for the lists.
+    pub fn tiles(&self, doc_lens: &[usize]) -> Result<Tiles, CudaError> {
+        let queries = cut(doc_lens, QUERY_ROWS, |len, row| len.min(row + QUERY_ROWS))?;
+        let keys = cut(doc_lens, KEY_ROWS, |len, row| len - row)?;
+        let (query_count, key_count) = (queries.len() / 4, keys.len() / 4);
+        Ok(Tiles {
+            tokens: doc_lens.iter().sum(),
+            queries: (self.upload(&queries)?, query_count),
+            keys: (self.upload(&keys)?, key_count),
+        })
+    }
+
+    /// `out[t] = Σ softmax(scale · q[t] · k[..=t]) · v` within each document, rows `[heads · dim]` at `out_stride`, and
+    /// `lse[head, t] = ln Σ exp(scale · q · k)`.
+    ///
+    /// # Errors
+    /// If a buffer is too short for the documents or the head dimension is not supported.
+    pub fn attention(
+        &self,
+        tiles: &Tiles,
+        x: Attention<'_>,
+        out: Out<'_, bf16>,
+        out_stride: usize,
+        lse: Out<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let (l, n) = (x.layout, tiles.tokens);
+        let (wide, _) = x.check(n)?;
+        check_rows("out", out.len(), n, out_stride, wide)?;
+        holds(OP, "lse", lse.len(), l.heads * n)?;
+        let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
+        let blocks = grid(OP, tiles.queries.1 * l.heads)?;
+        let shared = ((QUERY_ROWS + 4 * 64) * (l.dim + 8) * 2) as u32;
+        // SAFETY: arguments are those of `attention_forward`; buffers were checked against tokens, heads and strides.
+        unsafe {
+            self.launch(
+                (Source::Attention(l.dim), "attention_forward"),
+                (blocks, 1),
+                (128, 1),
+                shared,
+                args![
+                    self.address(x.q),
+                    self.address(x.k),
+                    self.address(x.v),
+                    self.address_mut(out),
+                    self.address_mut(lse),
+                    self.address(&tiles.queries.0),
+                    heads,
+                    group,
+                    tokens,
+                    l.q_stride as i64,
+                    l.k_stride as i64,
+                    l.v_stride as i64,
+                    out_stride as i64,
+                    x.scale
+                ],
+            )
+        }
+    }
+
+    /// Gradients of [`Context::attention`] given its results and the gradient `dout` towards `out`, both at
+    /// `out_stride`. `delta` is scratch of `[heads, tokens]`.
+    ///
+    /// # Errors
+    /// If a buffer is too short for the documents or the head dimension is not supported.
+    pub fn attention_backward(
+        &self,
+        tiles: &Tiles,
+        x: Attention<'_>,
+        (out, dout, out_stride): (In<'_, bf16>, In<'_, bf16>, usize),
+        lse: In<'_, f32>,
+        delta: Out<'_, f32>,
+        grads: AttentionGrads<'_>,
+    ) -> Result<(), CudaError> {
+        let (l, n) = (x.layout, tiles.tokens);
+        let (wide, narrow) = x.check(n)?;
+        check_rows("out", out.len(), n, out_stride, wide)?;
+        check_rows("dout", dout.len(), n, out_stride, wide)?;
+        check_rows("dq", grads.dq.len(), n, grads.strides[0], wide)?;
+        check_rows("dk", grads.dk.len(), n, grads.strides[1], narrow)?;
+        check_rows("dv", grads.dv.len(), n, grads.strides[2], narrow)?;
+        holds(OP, "lse", lse.len(), l.heads * n)?;
+        holds(OP, "delta", delta.len(), l.heads * n)?;
+        let (heads, kv_heads, group) = (int(OP, l.heads)?, int(OP, l.kv_heads)?, int(OP, l.heads / l.kv_heads)?);
+        let (tokens, stride) = (int(OP, n)?, out_stride as i64);
+        let strides = grads.strides.map(|s| s as i64);
+        let (q, k, v) = (self.address(x.q), self.address(x.k), self.address(x.v));
+        let (out, dout, lse, delta) =
+            (self.address(out), self.address(dout), self.address(lse), self.address_mut(delta));
+        let (dq, dk, dv) = (self.address_mut(grads.dq), self.address_mut(grads.dk), self.address_mut(grads.dv));
+        let (qs, ks, vs) = (l.q_stride as i64, l.k_stride as i64, l.v_stride as i64);
+        let source = Source::Attention(l.dim);
+        let row = (l.dim + 8) * 2;
+        // SAFETY: arguments are those of the three kernels; buffers were checked against tokens, heads and strides.
+        unsafe {
+            self.launch(
+                (source, "attention_delta"),
+                (grid(OP, (n * l.heads).div_ceil(8))?, 1),
+                (256, 1),
+                0,
+                args![out, dout, delta, heads, tokens, stride, stride],
+            )?;
+            self.launch(
+                (source, "attention_backward_kv"),
+                (grid(OP, tiles.keys.1 * l.kv_heads)?, 1),
+                (128, 1),
+                ((2 * KEY_ROWS + 4 * 64) * row + 2 * 128 * 4) as u32,
+                args![
+                    q,
+                    k,
+                    v,
+                    dout,
+                    lse,
+                    delta,
+                    dk,
+                    dv,
+                    self.address(&tiles.keys.0),
+                    kv_heads,
+                    group,
+                    tokens,
+                    qs,
+                    ks,
+                    vs,
+                    stride,
+                    strides[1],
+                    strides[2],
+                    x.scale
+                ],
+            )?;
+            self.launch(
+                (source, "attention_backward_q"),
+                (grid(OP, tiles.queries.1 * l.heads)?, 1),
+                (128, 1),
+                ((2 * QUERY_ROWS + 4 * 32) * row) as u32,
+                args![
+                    q,
+                    k,
+                    v,
+                    dout,
+                    lse,
+                    delta,
+                    dq,
+                    self.address(&tiles.queries.0),
+                    heads,
+                    group,
+                    tokens,
+                    qs,
+                    ks,
+                    vs,
+                    stride,
+                    strides[0],
+                    x.scale
+                ],
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_row_once_and_start_with_the_dearest() {
+        let tiles = cut(&[0, 1, 130, 64], 64, |len, row| len - row).unwrap();
+        let mut rows: Vec<i32> =
+            tiles.chunks_exact(4).flat_map(|t| (t[2]..t[1].min(t[2] + 64)).map(|r| t[0] + r)).collect();
+        assert_eq!(tiles[..4], [1, 130, 0, 0]);
+        rows.sort_unstable();
+        assert_eq!(rows, (0..195).collect::<Vec<i32>>());
+    }
+}

@@ -1,0 +1,127 @@
+//! Compiles CUDA C++ to machine code for one GPU and keeps the result on disk.
+//!
+//! Owns the sources, the compiler's options and the cache's file names. Must not know what kernels do or launch them.
+
+use std::ffi::{CString, c_char};
+use std::path::Path;
+
+use cudarc::nvrtc::{result as nvrtc, sys};
+use sha2::{Digest, Sha256};
+
+use super::CudaError;
+
+/// A source file and the head dimension it is compiled for, where it needs one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Source {
+    /// Norms, rotation, SwiGLU, embeddings.
+    Rows,
+    /// Head softmax, clipping, AdamW.
+    Step,
+    /// Attention of one head dimension.
+    Attention(usize),
+}
+
+const COMMON: &str = include_str!("common.cuh");
+
+impl Source {
+    fn text(self) -> String {
+        let body = match self {
+            Self::Rows => include_str!("rows.cu"),
+            Self::Step => include_str!("step.cu"),
+            Self::Attention(_) => include_str!("attention.cu"),
+        };
+        format!("{COMMON}{body}")
+    }
+
+    fn options(self, arch: &str) -> Vec<String> {
+        let mut out = vec![format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()];
+        if let Self::Attention(dim) = self {
+            out.push(format!("-DD={dim}"));
+        }
+        out
+    }
+}
+
+/// Machine code of a source for `arch` (such as `sm_90`), from the cache's folder if it is there.
+pub(super) fn cubin(source: Source, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, CudaError> {
+    let (text, options) = (source.text(), source.options(arch));
+    let file = cache.map(|dir| dir.join(format!("{}.cubin", key(&text, &options))));
+    if let Some(bytes) = file.as_ref().and_then(|f| std::fs::read(f).ok()).filter(|b| b.starts_with(b"\x7fELF")) {
+        return Ok(bytes);
+    }
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::Missing { library: "libnvrtc.so", package: "the CUDA toolkit's NVRTC" });
+    }
+    let bytes = compile(&text, &options, arch)?;
+    if let Some(file) = file {
+        // The cache only saves time: a folder that cannot be written costs a compilation at the next start.
+        let _ = store(&file, &bytes);
+    }
+    Ok(bytes)
+}
+
+fn key(text: &str, options: &[String]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(text.as_bytes());
+    for o in options {
+        hash.update([0]);
+        hash.update(o.as_bytes());
+    }
+    hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+/// Writes whole or not at all, so that a reader never sees half a file.
+fn store(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    if let Some(dir) = file.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let part = file.with_extension(format!("part{}", std::process::id()));
+    std::fs::write(&part, bytes)?;
+    std::fs::rename(&part, file)
+}
+
+fn compile(text: &str, options: &[String], arch: &str) -> Result<Vec<u8>, CudaError> {
+    let failed = |status: String, log: String| CudaError::Compile { arch: arch.to_owned(), status, log };
+    let text = CString::new(text).map_err(|e| failed(e.to_string(), String::new()))?;
+    let program = nvrtc::create_program(&text, None).map_err(|e| failed(format!("{e:?}"), String::new()))?;
+    // SAFETY: `program` is live until destroyed below; buffers have the sizes that NVRTC asked for.
+    unsafe {
+        let result = match nvrtc::compile_program(program, options) {
+            Err(e) => {
+                let log = nvrtc::get_program_log(program).unwrap_or_default();
+                let log = log.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect::<Vec<u8>>();
+                Err(failed(format!("{e:?}"), String::from_utf8_lossy(&log).into_owned()))
+            }
+            Ok(()) => read_cubin(program).map_err(|e| failed(format!("{e:?}"), String::new())),
+        };
+        let _ = nvrtc::destroy_program(program);
+        result
+    }
+}
+
+/// # Safety
+/// The program must be live and compiled for a real architecture.
+unsafe fn read_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::NvrtcError> {
+    let mut len = 0usize;
+    // SAFETY: the caller's.
+    unsafe { sys::nvrtcGetCUBINSize(program, &mut len) }.result()?;
+    let mut out = vec![0u8; len];
+    // SAFETY: `out` holds `len` bytes.
+    unsafe { sys::nvrtcGetCUBIN(program, out.as_mut_ptr().cast::<c_char>()) }.result()?;
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_names_text_and_options() {
+        let opts = |a: &str| Source::Attention(64).options(a);
+        assert_eq!(key("x", &opts("sm_90")), key("x", &opts("sm_90")));
+        assert_ne!(key("x", &opts("sm_90")), key("x", &opts("sm_80")));
+        assert_ne!(key("x", &opts("sm_90")), key("y", &opts("sm_90")));
+        assert_ne!(key("x", &opts("sm_90")), key("x", &Source::Attention(128).options("sm_90")));
+    }
+}

@@ -1,0 +1,81 @@
+//! The decoder's fused operations on an NVIDIA GPU: bf16 activations, f32 sums, weights' masters and gradients.
+//!
+//! Owns a stream, its kernels and its products. Must not know models, layers' order, files other than its own cache of
+//! compiled kernels, or anything about reinforcement learning. Libraries (driver, cuBLASLt, NVRTC) are found at run
+//! time. Every operation is enqueued on the context's stream and returns at once; shapes are checked before. Sums have a
+//! fixed order and nothing is added with atomics, so the same inputs give the same bits.
+
+mod attention;
+mod compile;
+mod context;
+mod element;
+mod gemm;
+mod rows;
+mod step;
+
+pub use attention::{Attention, AttentionGrads, HeadLayout, Tiles};
+pub use context::{Context, Event, In, Out};
+pub use cudarc::driver::{
+    CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,
+};
+pub use element::bf16;
+pub use gemm::{Element, Matrix};
+pub use rows::{EmbedOrder, HeadShape, NormGrads, RopeTable};
+pub use step::{AdamStep, HeadRows};
+
+/// Why an operation on the GPU could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// A library of the driver or toolkit is not on this machine.
+    #[error("{library} was not found; install {package} or put its folder on the library path")]
+    Missing {
+        /// The library's file name.
+        library: &'static str,
+        /// What brings it.
+        package: &'static str,
+    },
+    /// The driver refused something, now or in an operation before.
+    #[error("{what}: {source}")]
+    Driver {
+        /// What was being done.
+        what: &'static str,
+        /// The driver's answer.
+        source: cudarc::driver::DriverError,
+    },
+    /// cuBLASLt refused something.
+    #[error("{what}: {source}")]
+    Blas {
+        /// What was being done.
+        what: String,
+        /// The library's answer.
+        source: cudarc::cublaslt::result::CublasError,
+    },
+    /// A kernel did not compile.
+    #[error("kernels for {arch} did not compile ({status}): {log}")]
+    Compile {
+        /// The target.
+        arch: String,
+        /// NVRTC's answer.
+        status: String,
+        /// The compiler's messages.
+        log: String,
+    },
+    /// Buffers or sizes do not fit the operation.
+    #[error("{op}: {what}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// What does not fit.
+        what: String,
+    },
+}
+
+/// `Ok` if the condition holds, else a [`CudaError::Shape`].
+fn check(op: &'static str, ok: bool, what: impl FnOnce() -> String) -> Result<(), CudaError> {
+    if ok { Ok(()) } else { Err(CudaError::Shape { op, what: what() }) }
+}
+
+/// Checks that a buffer holds at least `need` elements.
+fn holds(op: &'static str, name: &str, len: usize, need: usize) -> Result<(), CudaError> {
+    check(op, len >= need, || format!("{name} has {len} elements and needs {need}"))
+}

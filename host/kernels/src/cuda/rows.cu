@@ -1,0 +1,317 @@
+// RMSNorm, head norm with rotation, SwiGLU and embeddings, forward and backward. bf16 rows, f32 arithmetic and weights.
+// Formulas are those of the CPU path (rows.rs). Weight gradients take two passes: each block sums the rows it owns in
+// order, then `sum_columns` adds the blocks in order, so results repeat bit for bit.
+
+#define ITEMS 2 // 16-byte units of a row that one thread holds; a row has at most 1024 · 8 · ITEMS elements
+
+// h = x + add (if given; written to sum), y = h · rstd · w, rstd = 1 / sqrt(mean(h²) + eps). One block per row.
+extern "C" __global__ void rms_norm(const bf16* __restrict__ x, const bf16* __restrict__ add, const float* __restrict__ w,
+                                    bf16* __restrict__ sum, bf16* __restrict__ y, float* __restrict__ rstd, int hidden, float eps) {
+    __shared__ float scratch[33];
+    long long base = (long long)blockIdx.x * hidden;
+    int units = hidden / 8;
+    float h[ITEMS][8], square = 0.0f;
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        int u = threadIdx.x + j * blockDim.x;
+        if (u < units) {
+            uint4 raw = *(const uint4*)(x + base + u * 8);
+            unpack8(raw, h[j]);
+            if (add) {
+                float a[8];
+                unpack8(*(const uint4*)(add + base + u * 8), a);
+#pragma unroll
+                for (int i = 0; i < 8; i++) h[j][i] += a[i];
+                raw = pack8(h[j]);
+                *(uint4*)(sum + base + u * 8) = raw;
+                unpack8(raw, h[j]);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) square = fmaf(h[j][i], h[j][i], square);
+        }
+    }
+    float r = 1.0f / sqrtf(block_sum(square, scratch) / hidden + eps);
+    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        int u = threadIdx.x + j * blockDim.x;
+        if (u < units) {
+            float4 a = *(const float4*)(w + u * 8), b = *(const float4*)(w + u * 8 + 4);
+            float ws[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, out[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = h[j][i] * r * ws[i];
+            *(uint4*)(y + base + u * 8) = pack8(out);
+        }
+    }
+}
+
+// dx = through (if given) + rstd · (dy · w − h · rstd² · mean(dy · w · h)); partial[block] = Σ rows dy · h · rstd.
+extern "C" __global__ void rms_norm_backward(const bf16* __restrict__ h, const float* __restrict__ rstd, const float* __restrict__ w,
+                                             const bf16* __restrict__ dy, const bf16* __restrict__ through, bf16* __restrict__ dx,
+                                             float* __restrict__ partial, int rows, int hidden) {
+    __shared__ float scratch[33];
+    int units = hidden / 8;
+    float ws[ITEMS][8], dw[ITEMS][8];
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        int u = threadIdx.x + j * blockDim.x;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            ws[j][i] = u < units ? w[u * 8 + i] : 0.0f;
+            dw[j][i] = 0.0f;
+        }
+    }
+    for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+        long long base = (long long)row * hidden;
+        float x[ITEMS][8], g[ITEMS][8], r = rstd[row], dot = 0.0f;
+        uint4 skip[ITEMS];
+#pragma unroll
+        for (int j = 0; j < ITEMS; j++) {
+            int u = threadIdx.x + j * blockDim.x;
+            if (u < units) {
+                unpack8(*(const uint4*)(h + base + u * 8), x[j]);
+                unpack8(*(const uint4*)(dy + base + u * 8), g[j]);
+                if (through) skip[j] = *(const uint4*)(through + base + u * 8);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    dw[j][i] = fmaf(g[j][i], x[j][i] * r, dw[j][i]);
+                    g[j][i] *= ws[j][i];
+                    dot = fmaf(g[j][i], x[j][i], dot);
+                }
+            }
+        }
+        float c = block_sum(dot, scratch) * r * r / hidden;
+#pragma unroll
+        for (int j = 0; j < ITEMS; j++) {
+            int u = threadIdx.x + j * blockDim.x;
+            if (u < units) {
+                float t[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+                if (through) unpack8(skip[j], t);
+#pragma unroll
+                for (int i = 0; i < 8; i++) t[i] += r * fmaf(-c, x[j][i], g[j][i]);
+                *(uint4*)(dx + base + u * 8) = pack8(t);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < ITEMS; j++) {
+        int u = threadIdx.x + j * blockDim.x;
+        if (u < units) {
+            float* p = partial + (long long)blockIdx.x * hidden + u * 8;
+            *(float4*)p = make_float4(dw[j][0], dw[j][1], dw[j][2], dw[j][3]);
+            *(float4*)(p + 4) = make_float4(dw[j][4], dw[j][5], dw[j][6], dw[j][7]);
+        }
+    }
+}
+
+// out[c] += Σ rows x[row · ld + c]. A block of 32 × 16 threads owns 32 columns.
+extern "C" __global__ void __launch_bounds__(512)
+sum_columns(const float* __restrict__ x, float* __restrict__ out, int rows, int ld, int columns) {
+    __shared__ float part[16][33];
+    int c = blockIdx.x * 32 + threadIdx.x;
+    float sum = 0.0f;
+    if (c < columns)
+        for (int r = threadIdx.y; r < rows; r += 16) sum += x[(long long)r * ld + c];
+    part[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y == 0 && c < columns) {
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 16; i++) total += part[i][threadIdx.x];
+        out[c] += total;
+    }
+}
+
+// cos and sin of position · inv_freq, times factor, [positions, half].
+extern "C" __global__ void rope_table(const float* __restrict__ inv_freq, float* __restrict__ cos, float* __restrict__ sin, int positions,
+                                      int half, float factor) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= positions * half) return;
+    float s, c;
+    sincosf((float)(i / half) * inv_freq[i % half], &s, &c);
+    cos[i] = c * factor;
+    sin[i] = s * factor;
+}
+
+// One warp's view of a head: lane l < dim / 4 holds elements 2l, 2l + 1 of each half.
+struct Head { float a[2], b[2]; };
+__device__ __forceinline__ Head head_load(const bf16* p, int dim, int lane, bool on) {
+    u32 a = 0, b = 0;
+    if (on) { a = ((const u32*)p)[lane]; b = ((const u32*)p)[dim / 4 + lane]; }
+    return {{low_f32(a), high_f32(a)}, {low_f32(b), high_f32(b)}};
+}
+__device__ __forceinline__ void head_store(bf16* p, int dim, int lane, bool on, Head h) {
+    if (on) { ((u32*)p)[lane] = pack_bf16(h.a[0], h.a[1]); ((u32*)p)[dim / 4 + lane] = pack_bf16(h.b[0], h.b[1]); }
+}
+__device__ __forceinline__ Head head_weight(const float* w, int dim, int lane, bool on) {
+    if (!w || !on) return {{1.0f, 1.0f}, {1.0f, 1.0f}};
+    float2 a = ((const float2*)w)[lane], b = ((const float2*)w)[dim / 4 + lane];
+    return {{a.x, a.y}, {b.x, b.y}};
+}
+__device__ __forceinline__ float head_rstd(Head h, int dim, float eps) {
+    return 1.0f / sqrtf(warp_sum(h.a[0] * h.a[0] + h.a[1] * h.a[1] + h.b[0] * h.b[0] + h.b[1] * h.b[1]) / dim + eps);
+}
+
+// This lane's two cosines and sines of a position; NaN outside the table's `limit` positions.
+__device__ __forceinline__ void angle(const float* cos, const float* sin, int position, int limit, int dim, int lane, float2& c, float2& s) {
+    c = s = make_float2(NAN_, NAN_);
+    if (lane < dim / 4 && (u32)position < (u32)limit) {
+        long long p = (long long)position * (dim / 4) + lane;
+        c = ((const float2*)cos)[p];
+        s = ((const float2*)sin)[p];
+    }
+}
+
+// Head norm (where weights are given) and rotation (a, b) → (a cos − b sin, b cos + a sin) of the q and k heads of rows
+// [q | k | v]. One warp per token and head.
+extern "C" __global__ void __launch_bounds__(256)
+rope(const bf16* __restrict__ qkv, const float* __restrict__ wq, const float* __restrict__ wk, const float* __restrict__ cos,
+     const float* __restrict__ sin, const int* __restrict__ positions, bf16* __restrict__ q, bf16* __restrict__ k, int tokens, int heads,
+     int kv_heads, int dim, int limit, float eps) {
+    int lane = threadIdx.x & 31, all = heads + kv_heads;
+    long long i = (long long)blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (i >= (long long)tokens * all) return;
+    long long t = i / all;
+    int head = i % all;
+    bool on = lane < dim / 4, is_q = head < heads;
+    const float* w = is_q ? wq : wk;
+    Head x = head_load(qkv + t * (all + kv_heads) * dim + head * dim, dim, lane, on);
+    if (w) {
+        float r = head_rstd(x, dim, eps);
+        Head ws = head_weight(w, dim, lane, on);
+#pragma unroll
+        for (int j = 0; j < 2; j++) { x.a[j] *= r * ws.a[j]; x.b[j] *= r * ws.b[j]; }
+    }
+    float2 c, s;
+    angle(cos, sin, positions[t], limit, dim, lane, c, s);
+    Head y = {{x.a[0] * c.x - x.b[0] * s.x, x.a[1] * c.y - x.b[1] * s.y}, {x.b[0] * c.x + x.a[0] * s.x, x.b[1] * c.y + x.a[1] * s.y}};
+    head_store(is_q ? q + (t * heads + head) * dim : k + (t * kv_heads + head - heads) * dim, dim, lane, on, y);
+}
+
+// Gradient of `rope` into the q and k parts of dqkv; partial[block][2 · dim] holds those of the two norm weights.
+extern "C" __global__ void __launch_bounds__(256)
+rope_backward(const bf16* __restrict__ qkv, const float* __restrict__ wq, const float* __restrict__ wk, const float* __restrict__ cos,
+              const float* __restrict__ sin, const int* __restrict__ positions, const bf16* __restrict__ dq, const bf16* __restrict__ dk,
+              bf16* __restrict__ dqkv, float* __restrict__ partial, int tokens, int heads, int kv_heads, int dim, int limit, float eps) {
+    __shared__ float sums[8][256];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, all = heads + kv_heads;
+    bool on = lane < dim / 4;
+    Head weight[2] = {head_weight(wq, dim, lane, on), head_weight(wk, dim, lane, on)};
+    Head dw[2] = {};
+    for (long long i = (long long)blockIdx.x * 8 + warp; i < (long long)tokens * all; i += (long long)gridDim.x * 8) {
+        long long t = i / all, row = t * (all + kv_heads) * dim;
+        int head = i % all;
+        bool is_q = head < heads;
+        Head g = head_load(is_q ? dq + (t * heads + head) * dim : dk + (t * kv_heads + head - heads) * dim, dim, lane, on);
+        float2 c, s;
+        angle(cos, sin, positions[t], limit, dim, lane, c, s);
+        Head d = {{g.a[0] * c.x + g.b[0] * s.x, g.a[1] * c.y + g.b[1] * s.y}, {g.b[0] * c.x - g.a[0] * s.x, g.b[1] * c.y - g.a[1] * s.y}};
+        if (is_q ? wq != 0 : wk != 0) {
+            Head x = head_load(qkv + row + head * dim, dim, lane, on);
+            float r = head_rstd(x, dim, eps), dot = 0.0f;
+            Head w = is_q ? weight[0] : weight[1];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float wa = d.a[j] * (x.a[j] * r), wb = d.b[j] * (x.b[j] * r);
+                if (is_q) { dw[0].a[j] += wa; dw[0].b[j] += wb; } else { dw[1].a[j] += wa; dw[1].b[j] += wb; }
+                d.a[j] *= w.a[j];
+                d.b[j] *= w.b[j];
+                dot += d.a[j] * x.a[j] + d.b[j] * x.b[j];
+            }
+            float m = warp_sum(dot) * r * r / dim;
+#pragma unroll
+            for (int j = 0; j < 2; j++) { d.a[j] = r * (d.a[j] - m * x.a[j]); d.b[j] = r * (d.b[j] - m * x.b[j]); }
+        }
+        head_store(dqkv + row + head * dim, dim, lane, on, d);
+    }
+    if (!partial) return;
+    if (on)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                sums[warp][n * dim + lane * 2 + j] = dw[n].a[j];
+                sums[warp][n * dim + dim / 2 + lane * 2 + j] = dw[n].b[j];
+            }
+    __syncthreads();
+    if (threadIdx.x < 2 * dim) {
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) total += sums[i][threadIdx.x];
+        partial[(long long)blockIdx.x * 2 * dim + threadIdx.x] = total;
+    }
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+
+// h = silu(gate) · up of rows [gate | up]. One thread per 8 elements of h.
+extern "C" __global__ void __launch_bounds__(256)
+swiglu(const bf16* __restrict__ gate_up, bf16* __restrict__ h, long long units, int width) {
+    long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= units) return;
+    int per_row = width / 8;
+    long long row = i / per_row, at = row * 2 * width + (i % per_row) * 8;
+    float g[8], u[8];
+    unpack8(*(const uint4*)(gate_up + at), g);
+    unpack8(*(const uint4*)(gate_up + at + width), u);
+#pragma unroll
+    for (int j = 0; j < 8; j++) g[j] = g[j] * sigmoid(g[j]) * u[j];
+    *(uint4*)(h + i * 8) = pack8(g);
+}
+
+// Gradient towards [gate | up]; writes h again where asked for, so that it need not be kept.
+extern "C" __global__ void __launch_bounds__(256)
+swiglu_backward(const bf16* __restrict__ gate_up, const bf16* __restrict__ dh, bf16* __restrict__ d_gate_up, bf16* __restrict__ h,
+                long long units, int width) {
+    long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= units) return;
+    int per_row = width / 8;
+    long long row = i / per_row, at = row * 2 * width + (i % per_row) * 8;
+    float g[8], u[8], d[8], out[8];
+    unpack8(*(const uint4*)(gate_up + at), g);
+    unpack8(*(const uint4*)(gate_up + at + width), u);
+    unpack8(*(const uint4*)(dh + i * 8), d);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float s = sigmoid(g[j]), silu = g[j] * s, up = u[j];
+        out[j] = silu * up;
+        u[j] = d[j] * silu;
+        g[j] = d[j] * up * fmaf(silu, 1.0f - s, s);
+    }
+    *(uint4*)(d_gate_up + at) = pack8(g);
+    *(uint4*)(d_gate_up + at + width) = pack8(u);
+    if (h) *(uint4*)(h + i * 8) = pack8(out);
+}
+
+#define BAD 0x7fff7fffu // two NaN
+
+// x[t] = table[ids[t]]; NaN where the id is outside the table.
+extern "C" __global__ void __launch_bounds__(256)
+embed(const bf16* __restrict__ table, const int* __restrict__ ids, bf16* __restrict__ x, long long units, int hidden, int vocab) {
+    long long i = (long long)blockIdx.x * 256 + threadIdx.x;
+    if (i >= units) return;
+    int per_row = hidden / 8, id = ids[i / per_row];
+    uint4 v = make_uint4(BAD, BAD, BAD, BAD);
+    if ((u32)id < (u32)vocab) v = *(const uint4*)(table + (long long)id * hidden + (i % per_row) * 8);
+    *(uint4*)(x + i * 8) = v;
+}
+
+// grad[id] += Σ dx over the tokens with that id, in order. Block (c, s): 256 columns from 256 c of segment s, whose
+// tokens are order[starts[s] .. starts[s + 1]].
+extern "C" __global__ void __launch_bounds__(128)
+embed_backward(const bf16* __restrict__ dx, const int* __restrict__ order, const int* __restrict__ starts, const int* __restrict__ ids,
+               float* __restrict__ grad, int hidden) {
+    int c = blockIdx.y * 256 + threadIdx.x * 2;
+    if (c >= hidden) return;
+    float a = 0.0f, b = 0.0f;
+    int end = starts[blockIdx.x + 1];
+#pragma unroll 4
+    for (int i = starts[blockIdx.x]; i < end; i++) {
+        u32 v = *(const u32*)(dx + (long long)order[i] * hidden + c);
+        a += low_f32(v);
+        b += high_f32(v);
+    }
+    float2* p = (float2*)(grad + (long long)ids[blockIdx.x] * hidden + c);
+    float2 old = *p;
+    *p = make_float2(old.x + a, old.y + b);
+}
