@@ -41,6 +41,7 @@ fn a_run_is_not_overwritten_and_the_refusal_leaves_no_trace() {
     let before = names(dir.path());
     let err = RunDir::create(dir.path(), &FRESH).unwrap_err();
     assert!(matches!(err, StoreError::HoldsRun { found: "metrics.jsonl", .. }));
+    assert!(matches!(RunDir::check(dir.path(), &FRESH, None), Err(StoreError::HoldsRun { .. })));
     for remedy in ["--output-dir", "--clean-output-dir", "--ckpt.resume-step"] {
         assert!(err.to_string().contains(remedy), "{err}");
     }
@@ -63,6 +64,23 @@ fn cleaning_removes_a_link_and_not_its_target() {
     let _run = RunDir::create(dir.path(), &CLEAN).unwrap();
     assert!(!dir.path().join("weights").exists());
     assert!(elsewhere.path().join("keep").exists());
+}
+
+#[test]
+fn a_check_touches_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    RunDir::check(&out, &FRESH, None).unwrap();
+    assert!(matches!(RunDir::check(&out, &RESUME, Some(-1)), Err(StoreError::NoCheckpoint { .. })));
+    assert!(matches!(RunDir::check(&out, &RESUME, Some(2)), Err(StoreError::BadCheckpoint { .. })));
+    assert!(!out.exists());
+    save(&RunDir::create(&out, &FRESH).unwrap(), 2);
+    let before = names(&out);
+    RunDir::check(&out, &CLEAN, None).unwrap();
+    RunDir::check(&out, &RESUME, Some(2)).unwrap();
+    RunDir::check(&out, &RESUME, Some(-1)).unwrap();
+    assert!(matches!(RunDir::check(&out, &RESUME, Some(3)), Err(StoreError::BadCheckpoint { .. })));
+    assert_eq!(names(&out), before);
 }
 
 #[test]
@@ -92,7 +110,7 @@ fn relocated_checkpoints_are_guarded_and_cleaned_too() {
     drop(run);
     assert!(matches!(RunDir::create(dir.path(), &how), Err(StoreError::HoldsRun { .. })));
     drop(RunDir::create(dir.path(), &Create { clean: true, ..how }).unwrap());
-    assert!(names(other.path()).is_empty());
+    assert!(["checkpoints", "weights"].iter().all(|name| !other.path().join(name).exists()));
 }
 
 #[test]

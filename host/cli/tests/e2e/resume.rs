@@ -25,8 +25,8 @@ fn a_run_goes_on_where_it_was() {
     };
     assert!(versions(3).iter().all(|v| *v == 2), "{:?}", versions(3));
     assert!(versions(4).iter().all(|v| (2..=3).contains(v)), "{:?}", versions(4));
-    let total = run.series("progress/total_rollouts");
-    assert_eq!(total, [16.0, 32.0, 48.0, 64.0]);
+    let totals = run.series("progress/total_rollouts");
+    assert!(totals.is_sorted_by(|a, b| a < b), "{totals:?}");
 
     // -1 is the newest; an older one sets the newer aside.
     let done = scratch.rl("out", "--max-steps 5 --ckpt.resume-step -1").ok();
@@ -36,7 +36,7 @@ fn a_run_goes_on_where_it_was() {
     assert!(!run.path("weights/step_4").exists());
     run.has("orphaned/weights/step_4/STABLE");
     run.has("orphaned/weights/step_5/STABLE");
-    assert_eq!(run.series("progress/total_rollouts"), [16.0, 32.0, 48.0]);
+    assert_eq!(run.series("progress/total_rollouts"), totals[..3], "the same step again");
 }
 
 /// Without a lead nothing is under way at a checkpoint, so that stopping there changes nothing.

@@ -14,6 +14,9 @@ fn a_run_leaves_what_is_documented() {
     for name in [
         "logs/trainer.log",
         "logs/orchestrator.log",
+        "logs/inference.log",
+        "logs/envs/train/reverse-text/env_server.log",
+        "logs/envs/eval/reverse-text/env_server.log",
         "configs/rl.toml",
         "configs/trainer.toml",
         "configs/orchestrator.toml",
@@ -77,7 +80,7 @@ fn metrics_have_the_usual_names(run: &Run) {
             assert!(value(row, name).is_finite(), "{name}");
         }
         assert_eq!(value(row, "optim/lr"), 3e-4);
-        assert_eq!(value(row, "progress/rollouts"), 16.0);
+        assert!((1.0..=16.0).contains(&value(row, "progress/rollouts")));
     }
     let evals: Vec<u64> = run
         .metrics()
@@ -161,11 +164,10 @@ fn trainer_and_engine_agree_exactly_when_their_weights_do() {
     let lead = scratch.run("frozen").series("off_policy/max");
     assert_eq!(lead[0], 0.0);
     assert!(lead[1..].iter().all(|v| *v == 1.0), "{lead:?}");
-    // Weight decay is scaled by the learning rate: 0 leaves every bit.
-    let shipped = fs::read(crate::support::model().join("model.safetensors")).unwrap();
-    let parsed = |bytes: &[u8]| bytes[8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize..].to_vec();
-    assert!(parsed(&scratch.run("frozen").weights(4)).len() == parsed(&shipped).len());
-    assert_ne!(scratch.run("synchronous").weights(4), scratch.run("frozen").weights(4));
+    // No step of size 0, weight decay included, changes a bit.
+    assert!(scratch.run("synchronous").weights(4) != scratch.run("frozen").weights(4), "nothing was trained");
+    scratch.rl("again", "--max-steps 1 --trainer.optim.lr 0").ok();
+    assert!(scratch.run("again").weights(1) == scratch.run("frozen").weights(4), "a step of size 0 is none");
 }
 
 #[test]
