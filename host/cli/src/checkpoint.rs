@@ -1,7 +1,8 @@
 //! When and how a step is saved: `checkpoints/step_N/` to resume from and `weights/step_N/` to use elsewhere. Owns the
 //! contents of both; the store owns how they get on disk.
 
-use prl_model::{Decoder, SaveOptions};
+use crate::failure::Failure;
+use prl_model::{Decoder, Device, ModelConfig, SaveOptions};
 use prl_store::{Keep, RunDir};
 use prl_types::Step;
 use std::path::{Path, PathBuf};
@@ -76,6 +77,25 @@ impl Plan {
         run.checkpoints().prune(self.keep).map_err(|e| e.to_string())?;
         Ok(())
     }
+}
+
+/// The model of a checkpoint in place of `start`, which it must have the shape of.
+///
+/// # Errors
+/// Another shape, or weights that cannot be read.
+pub fn decoder(checkpoint: &Path, start: Decoder, device: Device) -> Result<Decoder, Failure> {
+    let wanted = ModelConfig { raw: Default::default(), ..ModelConfig::clone(start.config()) };
+    // Two models at once may be more than the machine holds.
+    drop(start);
+    let decoder = crate::assets::decoder(&checkpoint.join(TRAINER), None, device)?;
+    if (ModelConfig { raw: Default::default(), ..ModelConfig::clone(decoder.config()) }) != wanted {
+        return Err(Failure::input(format_args!(
+            "`ckpt.resume_step`: the checkpoint holds another model ({}) than the one configured ({})",
+            crate::logging::shape(decoder.config()),
+            crate::logging::shape(&wanted)
+        )));
+    }
+    Ok(decoder)
 }
 
 /// The orchestrator's state in a checkpoint.

@@ -1,11 +1,15 @@
 //! What both commands do around a run: logs, run directory, metric sinks, the resolved configuration. Owns no format.
 
 use crate::failure::{Failure, input, run as running};
+use crate::signals::Stop;
 use prl_config::{Dump, Loaded, LogLevel, TrainerCkpt, Wandb as WandbConfig};
-use prl_environment::{LogLine, LogSink};
+use prl_environment::{LogLine, LogSink, Pool};
 use prl_model::ModelConfig;
-use prl_monitor::{Jsonl, Level, LogFile, LogOptions, Logs, Monitor, Wandb, WandbOptions, env_worker_log};
+use prl_monitor::{
+    Jsonl, Level, LogFile, LogOptions, Logs, Monitor, Wandb, WandbOptions, env_server_log, env_worker_log,
+};
 use prl_store::{Create, RunDir, StoreError, write_atomic};
+use prl_types::Step;
 use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -28,9 +32,16 @@ pub fn install(level: LogLevel, json: bool, file: LogFile) -> Result<Logs, Failu
 pub fn dry_run(output_dir: &Path, dumps: &[Dump], explained: &str) -> Result<u8, Failure> {
     let dir = output_dir.join("configs");
     write_dumps(&dir, dumps)?;
-    print!("{explained}");
-    println!("The configuration is valid. Its effective form is in {}", dir.display());
-    Ok(0)
+    print(&format!("{explained}The configuration is valid. Its effective form is in {}", dir.display()))
+}
+
+/// Prints a text and a newline to standard output. Nobody reading is no error.
+pub fn print(text: &str) -> Result<u8, Failure> {
+    use std::io::Write;
+    match writeln!(std::io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::run(format_args!("standard output: {error}"))),
+        _ => Ok(0),
+    }
 }
 
 /// The effective configuration of a run.
@@ -70,8 +81,13 @@ impl Place {
         Ok(Place { output_dir: output_dir.to_path_buf(), how })
     }
 
+    /// Whether a run that is there goes on.
+    pub fn resumes(&self) -> bool {
+        self.how.resuming
+    }
+
     /// Takes the directory into use.
-    pub fn create(self) -> Result<RunDir, Failure> {
+    pub fn create(&self) -> Result<RunDir, Failure> {
         RunDir::create(&self.output_dir, &self.how).map_err(Failure::input)
     }
 }
@@ -92,6 +108,15 @@ pub fn env_sink(split: &'static str, env: &str) -> LogSink {
             L::Error => tracing::error!(target: "prl_environment", logfile = logfile.as_str(), "{text}"),
         }
     })
+}
+
+/// What an environment is, into its own log file.
+pub fn env_server(split: &str, pool: &Pool) {
+    let (info, logfile) = (pool.info(), env_server_log(split, pool.name()));
+    tracing::info!(
+        target: "prl_environment", logfile = logfile.as_str(),
+        "{} {}: {}", info.name, info.version, info.description
+    );
 }
 
 /// `metrics.jsonl`, and W&B's offline file where the configuration asks for it.
@@ -123,20 +148,62 @@ pub fn monitor<C: Serialize>(
     Ok(monitor)
 }
 
-/// What to type after a stop.
-pub fn how_to_go_on(dir: &RunDir, saves: bool) -> String {
-    let latest = dir.checkpoints().latest().ok().flatten();
-    match latest {
-        Some((step, _)) => format!(
-            "Everything is written. Go on from the checkpoint of step {step} by running the same command with \
-             --ckpt.resume-step {step}"
-        ),
-        None => {
-            let hint = if saves { "set --ckpt.interval to save on the way" } else { "add --ckpt to save checkpoints" };
-            format!(
-                "Everything is written, but no checkpoint was due. Run the same command with --clean-output-dir to \
-                 start again; {hint}"
-            )
+/// How a run ended, for exit code and closing words.
+pub struct End<'a> {
+    /// The run directory.
+    pub dir: &'a RunDir,
+    /// Whether checkpoints were asked for.
+    pub saves: bool,
+    /// Why the newest checkpoint that was due could not be written.
+    pub unsaved: Option<String>,
+    /// `RL` or `SFT`.
+    pub what: &'a str,
+}
+
+impl End<'_> {
+    /// The exit code of a run that stopped or not, after a step.
+    pub fn code(&self, stopped: &Result<(bool, Step), Failure>, stop: &Stop) -> u8 {
+        match stopped {
+            Ok((true, _)) => stop.exit_code().unwrap_or(130),
+            Ok((false, _)) => u8::from(self.unsaved.is_some()),
+            Err(failure) => failure.code,
+        }
+    }
+
+    /// Says it.
+    pub fn report(self, stopped: Result<(bool, Step), Failure>, code: u8) -> Result<u8, Failure> {
+        let (stopped, step) = stopped?;
+        if let Some(error) = &self.unsaved {
+            let text = format!("the checkpoint that was due last could not be written: {error}");
+            if !stopped {
+                return Err(Failure::run(text));
+            }
+            tracing::error!(target: "prl_trainer", "{text}");
+        }
+        if stopped {
+            let again = self.how_to_go_on();
+            tracing::warn!(target: "prl_orchestrator", "Stopped after step {step}. {again}");
+        } else {
+            tracing::info!(target: "prl_orchestrator", success = true, "{} training finished after step {step}", self.what);
+        }
+        Ok(code)
+    }
+
+    /// What to type after a stop.
+    fn how_to_go_on(&self) -> String {
+        match self.dir.checkpoints().latest() {
+            Ok(Some((step, _))) => format!(
+                "Metrics and rollouts are written. Go on from the checkpoint of step {step} by running the same command \
+                 with --ckpt.resume-step {step}"
+            ),
+            _ => {
+                let save = "--ckpt.interval to save on the way";
+                let hint = if self.saves { format!("set {save}") } else { format!("add --ckpt to save at the end, or {save}") };
+                format!(
+                    "Metrics and rollouts are written; there is no checkpoint. Run the same command with \
+                     --clean-output-dir to start again; {hint}"
+                )
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ mod signals;
 
 use clap::Parser;
 use command::{Cli, Command};
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -32,7 +33,8 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("error: {}", failure.text);
+            // A closed standard error leaves the exit code.
+            let _ = writeln!(std::io::stderr().lock(), "error: {}", failure.text);
             ExitCode::from(failure.code)
         }
     }

@@ -20,19 +20,17 @@ use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::{Decoder, Device, Kernels, Learner};
 use prl_monitor::{Logs, Progress};
-use prl_orchestrator::{Deps, Env, TrainDeps};
+use prl_orchestrator::{Deps, Env, Settings, TrainDeps};
 use prl_render::Renderer;
-use prl_store::RunDir;
 use prl_trainer::{Trainer, TrainerParts};
-use prl_types::PolicyVersion;
+use prl_types::{PolicyVersion, Step};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Runs the command; the code is the process's.
 pub fn run(words: &[String]) -> Result<u8, Failure> {
     if wants_help(words) {
-        println!("{}", prl_config::help_rl());
-        return Ok(0);
+        return logging::print(&prl_config::help_rl());
     }
     let loaded = prl_config::load_rl(words).map_err(Failure::input)?;
     let config = &loaded.config;
@@ -48,7 +46,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
     let result = runtime.block_on(async {
         let parts = Parts::load(&loaded).await?;
-        train(&loaded, parts, place.create()?, logs).await
+        train(&loaded, parts, place, logs).await
     });
     // A training step that a stop gave up must not keep the process alive.
     runtime.shutdown_background();
@@ -105,11 +103,11 @@ impl Parts {
         }
 
         let sandbox = assets::sandbox()?;
-        let inflight = settings::inflight(config);
+        let context = config.inference.model.max_model_len.unwrap_or(made_for);
         let train_hosts = orchestrator.train.env.iter().map(|e| e.host());
-        let train = pools(&sandbox, loaded, "train", train_hosts, inflight).await?;
+        let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
-        let eval = pools(&sandbox, loaded, "eval", eval_hosts, inflight).await?;
+        let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
         Ok(Parts { device, kernels, model_dir, decoder, renderer, plugin, train, eval })
     }
 }
@@ -124,117 +122,154 @@ async fn pools(
     loaded: &Loaded<RlConfig>,
     split: &'static str,
     hosts: impl Iterator<Item = EnvHost>,
-    inflight: usize,
+    (renderer, context): (&Renderer, usize),
 ) -> Result<Vec<Pool>, Failure> {
+    let inflight = settings::inflight(&loaded.config);
     let mut pools = Vec::new();
     for (i, host) in hosts.enumerate() {
         let key = format!("orchestrator.{split}.env.{i}");
         let log = logging::env_sink(split, &host.name);
         let pool = assets::environment(sandbox, loaded, &key, &host, inflight, log).await?;
-        // One task of the split shows an environment that cannot even start before anything is written.
-        pool.task(split, 0, loaded.config.seed).await.map_err(input(format_args!("`{key}`")))?;
+        // One task of the split shows an environment that cannot even start, and a prompt that cannot be rendered.
+        let task = pool.task(split, 0, loaded.config.seed).await.map_err(input(format_args!("`{key}`")))?;
+        let prompt = renderer.render_ids(&task.prompt, &task.tools, true).map_err(input(format_args!("`{key}`")))?;
+        let room = loaded.config.orchestrator.seq_len.min(context);
+        if prompt.ids.len() >= room {
+            return Err(Failure::input(format_args!(
+                "`{key}`: the first prompt has {} tokens, which leaves no room to answer in a context of {room} \
+                 (`orchestrator.seq_len`, or what the model was made for)",
+                prompt.ids.len()
+            )));
+        }
         pools.push(pool);
     }
     Ok(pools)
 }
 
-async fn train(loaded: &Loaded<RlConfig>, parts: Parts, dir: RunDir, logs: Logs) -> Result<u8, Failure> {
+/// A model ready to train and to be sampled from, and the settings checked against it.
+struct Ready {
+    trainer: Trainer,
+    engine: Engine,
+    settings: Settings,
+    resumed: Option<(Step, PathBuf)>,
+    model: String,
+}
+
+impl Ready {
+    /// Everything that can still turn out to be bad input, before the run directory is touched.
+    fn new(
+        config: &RlConfig,
+        decoder: Decoder,
+        (device, kernels): (Device, Kernels),
+        resumed: Option<(Step, PathBuf)>,
+    ) -> Result<Self, Failure> {
+        let decoder = match &resumed {
+            Some((_, path)) => checkpoint::decoder(path, decoder, device)?,
+            None => decoder,
+        };
+        let shape = decoder.config().clone();
+        let chunk = config.trainer.model.fused_lm_head_token_chunk_size;
+        let learner = Learner::new(decoder, kernels, chunk).map_err(Failure::input)?;
+        let snapshot = learner.snapshot().map_err(Failure::run)?;
+        let parts = TrainerParts {
+            loss: config.trainer.loss.clone(),
+            optim: config.trainer.optim.clone(),
+            scheduler: config.trainer.scheduler.clone(),
+            max_steps: config.trainer.max_steps,
+            seq_len: config.trainer.model.seq_len,
+            peak_flops: None,
+        };
+        let mut trainer = Trainer::new(learner, parts).map_err(Failure::input)?;
+        let mut progress = None;
+        if let Some((_, path)) = &resumed {
+            trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+            progress = Some(checkpoint::orchestrator_progress(path).map_err(input("`ckpt.resume_step`"))?);
+        }
+        let version = PolicyVersion(resumed.as_ref().map_or(0, |(step, _)| *step));
+        let max_len = config.inference.model.max_model_len.unwrap_or(shape.max_position_embeddings);
+        let limits = EngineConfig::new(config.inference.max_num_seqs, max_len);
+        let engine = Engine::start(snapshot, version, limits).map_err(Failure::input)?;
+        let settings = settings::settings(config, &shape, max_len, device, progress);
+        Ok(Ready { trainer, engine, settings, resumed, model: logging::shape(&shape) })
+    }
+}
+
+async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs) -> Result<u8, Failure> {
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
-    let resume = match ckpt.and_then(|c| c.resume_step) {
-        Some(step) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
-        None => None,
+    // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
+    let early = if place.resumes() { Some(place.create()?) } else { None };
+    let resumed = match (&early, ckpt.and_then(|c| c.resume_step)) {
+        (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
+        _ => None,
     };
-    if let Some((step, _)) = &resume {
+    let ready = Ready::new(config, parts.decoder, (parts.device, parts.kernels), resumed)?;
+    let train: Vec<Arc<dyn Env>> = parts.train.iter().map(|pool| Arc::new(PoolEnv(pool.clone())) as _).collect();
+    let eval: Vec<Arc<dyn Env>> = parts.eval.iter().map(|pool| Arc::new(PoolEnv(pool.clone())) as _).collect();
+    prl_orchestrator::check(&ready.settings, &train, &eval).map_err(|error| failure(&error))?;
+    let stop = signals::listen().map_err(running("signal handlers"))?;
+
+    let dir = match early {
+        Some(dir) => dir,
+        None => place.create()?,
+    };
+    if let Some((step, _)) = &ready.resumed {
         dir.set_aside_after(*step).map_err(Failure::run)?;
     }
     logs.set_dir(&dir.logs()).map_err(Failure::run)?;
     logging::write_configs(&dir, &loaded.dump())?;
     let dir = Arc::new(dir);
-
-    let decoder = match &resume {
-        Some((_, path)) => {
-            // Two models at once may be more than the machine holds.
-            drop(parts.decoder);
-            assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?
-        }
-        None => parts.decoder,
-    };
-    let chunk = config.trainer.model.fused_lm_head_token_chunk_size;
-    let model_config = decoder.config().clone();
-    let learner = Learner::new(decoder, parts.kernels, chunk).map_err(Failure::input)?;
-    let snapshot = learner.snapshot().map_err(Failure::run)?;
-    let trainer_parts = TrainerParts {
-        loss: config.trainer.loss.clone(),
-        optim: config.trainer.optim.clone(),
-        scheduler: config.trainer.scheduler.clone(),
-        max_steps: config.trainer.max_steps,
-        seq_len: config.trainer.model.seq_len,
-        peak_flops: None,
-    };
-    let mut trainer = Trainer::new(learner, trainer_parts).map_err(Failure::input)?;
-    let mut progress = None;
-    let mut start = PolicyVersion(0);
-    if let Some((step, path)) = &resume {
-        trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
-        progress = Some(checkpoint::orchestrator_progress(path).map_err(input("`ckpt.resume_step`"))?);
-        start = PolicyVersion(*step);
+    tracing::info!(
+        target: "prl_orchestrator",
+        "Model {} | {} | device {} | algorithm {} | output {}",
+        parts.model_dir.display(), ready.model, parts.device, config.orchestrator.algo.kind, dir.root().display()
+    );
+    if let Some((step, path)) = &ready.resumed {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
     }
-
-    let made_for = model_config.max_position_embeddings;
-    let max_len = config.inference.model.max_model_len.unwrap_or(made_for);
-    let engine_config = EngineConfig::new(config.inference.max_num_seqs, max_len);
-    let engine = Engine::start(snapshot, start, engine_config).map_err(Failure::input)?;
-    let decoded = parts.renderer.clone();
-    let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
-    let snapshots = Snapshots::default();
-    let policy = EnginePolicy { engine: engine.handle(), snapshots: snapshots.clone(), decode };
-    let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
-    let saves = plan.is_some();
+    for (split, pools) in [("train", &parts.train), ("eval", &parts.eval)] {
+        pools.iter().for_each(|pool| logging::env_server(split, pool));
+    }
 
     let monitor = logging::monitor(&dir, config.orchestrator.wandb.as_ref(), loaded)?;
     let bar = config.orchestrator.max_steps.map(|total| Progress::start(&logs, "Training", total));
     let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), bar));
-
-    let mut train_deps = Vec::new();
-    for pool in parts.train {
-        let algorithm = Arc::new(PluginAlgorithm::new(create(&parts.plugin, config)?));
-        train_deps.push(TrainDeps { env: Arc::new(PoolEnv(pool)), algorithm });
-    }
-    let stop = signals::listen().map_err(running("signal handlers"))?;
+    let decoded = parts.renderer.clone();
+    let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
+    let snapshots = Snapshots::default();
+    let policy = EnginePolicy { engine: ready.engine.handle(), snapshots: snapshots.clone(), decode };
+    let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
+    let trainer = Arc::new(LocalTrainer::new(ready.trainer, snapshots, dir.clone(), plan));
+    let algorithm = || create(&parts.plugin, config).map(|a| Arc::new(PluginAlgorithm::new(a)));
     let deps = Deps {
         policy: Arc::new(policy),
-        renderer: Arc::new(ModelRenderer::new(parts.renderer)),
-        trainer: Arc::new(LocalTrainer::new(trainer, snapshots, dir.clone(), plan)),
+        renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
+        trainer: trainer.clone(),
         observer: recorder.clone(),
-        train: train_deps,
-        eval: parts.eval.into_iter().map(|pool| Arc::new(PoolEnv(pool)) as Arc<dyn Env>).collect(),
+        train: train
+            .into_iter()
+            .map(|env| Ok(TrainDeps { env, algorithm: algorithm()? }))
+            .collect::<Result<_, Failure>>()?,
+        eval,
         stop: stop.receiver.clone(),
     };
-    let settings = settings::settings(config, &model_config, max_len, parts.device, progress);
-    tracing::info!(
-        target: "prl_orchestrator",
-        "Model {} | {} | device {} | algorithm {} | output {}",
-        parts.model_dir.display(), logging::shape(&model_config), parts.device, config.orchestrator.algo.kind,
-        dir.root().display()
-    );
-    let result = prl_orchestrator::run(settings, deps).await;
+    let result = prl_orchestrator::run(ready.settings, deps).await;
 
-    let code = match &result {
-        Ok(outcome) if outcome.stopped => stop.exit_code().unwrap_or(130),
-        Ok(_) => 0,
-        Err(_) => 1,
+    let stats = ready.engine.handle().stats();
+    tracing::info!(
+        target: "prl_inference",
+        "Sampled {} tokens for {} turns from {} prefilled prompts ({} tokens) at {:.0} tokens/s of engine time",
+        stats.decode_tokens, stats.finished, stats.prefills, stats.prefill_tokens,
+        stats.decode_tokens as f64 / stats.busy_seconds.max(1e-9)
+    );
+    let stopped = match result {
+        Ok(outcome) => Ok((outcome.stopped, outcome.progress.step)),
+        Err(error) => Err(failure(&error)),
     };
+    let end = logging::End { dir: &dir, saves: ckpt.is_some(), unsaved: trainer.unsaved(), what: "RL" };
+    let code = end.code(&stopped, &stop);
     recorder.finish(i32::from(code));
-    let outcome = result.map_err(|error| failure(&error))?;
-    if outcome.stopped {
-        let again = logging::how_to_go_on(&dir, saves);
-        tracing::warn!(target: "prl_orchestrator", "Stopped after step {}. {again}", outcome.progress.step);
-    } else {
-        tracing::info!(target: "prl_orchestrator", success = true, "RL training finished after step {}", outcome.progress.step);
-    }
-    Ok(code)
+    end.report(stopped, code)
 }
 
 /// What could not have worked from the start is bad input; the rest failed during the run.

@@ -21,8 +21,7 @@ use tokio::runtime::Runtime;
 /// Runs the command; the code is the process's.
 pub fn run(words: &[String]) -> Result<u8, Failure> {
     if wants_help(words) {
-        println!("{}", prl_config::help_sft());
-        return Ok(0);
+        return logging::print(&prl_config::help_sft());
     }
     let loaded = prl_config::load_sft(words).map_err(Failure::input)?;
     let config = &loaded.config;
@@ -33,9 +32,8 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
     let parts = Parts::load(&loaded, &runtime)?;
-    let dir = place.create()?;
     let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
-    train(&loaded, parts, dir, &logs, &stop)
+    train(&loaded, parts, &place, &logs, &stop)
 }
 
 /// Everything from outside, opened and checked before the run directory is touched.
@@ -69,31 +67,19 @@ impl Parts {
     }
 }
 
-fn train(loaded: &Loaded<SftConfig>, parts: Parts, dir: RunDir, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
+fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
     let config = &loaded.config;
-    let resume = match config.ckpt.as_ref().and_then(|c| c.resume_step) {
-        Some(step) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
-        None => None,
+    // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
+    let early = if place.resumes() { Some(place.create()?) } else { None };
+    let resume = match (&early, config.ckpt.as_ref().and_then(|c| c.resume_step)) {
+        (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
+        _ => None,
     };
-    if let Some((step, _)) = &resume {
-        dir.set_aside_after(*step).map_err(Failure::run)?;
-    }
-    logs.set_dir(&dir.logs()).map_err(Failure::run)?;
-    logging::write_configs(&dir, &loaded.dump())?;
-
     let decoder = match &resume {
-        Some((_, path)) => {
-            // Two models at once may be more than the machine holds.
-            drop(parts.decoder);
-            assets::decoder(&path.join(checkpoint::TRAINER), None, parts.device)?
-        }
+        Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.device)?,
         None => parts.decoder,
     };
-    tracing::info!(
-        target: "prl_trainer",
-        "Model {} | {} | device {} | output {}",
-        parts.model_dir.display(), logging::shape(decoder.config()), parts.device, dir.root().display()
-    );
+    let model = logging::shape(decoder.config());
     let chunk = config.model.fused_lm_head_token_chunk_size;
     let learner = Learner::new(decoder, parts.kernels, chunk).map_err(Failure::input)?;
     let sft_parts = SftParts {
@@ -107,8 +93,25 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, dir: RunDir, logs: &Logs, sto
     };
     let source = parts.data.into_documents(&config.data);
     let mut trainer = SftTrainer::new(learner, sft_parts, source).map_err(Failure::input)?;
-    if let Some((step, path)) = &resume {
+    if let Some((_, path)) = &resume {
         trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+    }
+
+    let dir = match early {
+        Some(dir) => dir,
+        None => place.create()?,
+    };
+    if let Some((step, _)) = &resume {
+        dir.set_aside_after(*step).map_err(Failure::run)?;
+    }
+    logs.set_dir(&dir.logs()).map_err(Failure::run)?;
+    logging::write_configs(&dir, &loaded.dump())?;
+    tracing::info!(
+        target: "prl_trainer",
+        "Model {} | {model} | device {} | output {}",
+        parts.model_dir.display(), parts.device, dir.root().display()
+    );
+    if let Some((step, path)) = &resume {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
     }
     let mut job = Job {
@@ -116,32 +119,29 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, dir: RunDir, logs: &Logs, sto
         monitor: logging::monitor(&dir, config.wandb.as_ref(), loaded)?,
         bar: config.max_steps.map(|total| Progress::start(logs, "Training", total)),
         val: parts.val.map(|documents| (documents, config.val.as_ref().map_or(1, |v| v.interval))),
+        unsaved: None,
         dir,
     };
     let eval_on_start = config.val.as_ref().is_some_and(|v| v.eval_on_start);
     let result = job.steps(&mut trainer, config.max_steps, eval_on_start, stop);
-    let code = match &result {
-        Ok(true) => stop.exit_code().unwrap_or(130),
-        Ok(false) => 0,
-        Err(_) => 1,
-    };
     job.bar = None;
+    let stopped = result.map(|stopped| (stopped, trainer.progress().step));
+    let end = logging::End { dir: &job.dir, saves: job.plan.is_some(), unsaved: job.unsaved.take(), what: "SFT" };
+    let code = end.code(&stopped, stop);
     job.monitor.finish(i32::from(code));
-    let step = trainer.progress().step;
-    if result? {
-        let again = logging::how_to_go_on(&job.dir, job.plan.is_some());
-        tracing::warn!(target: "prl_trainer", "Stopped after step {step}. {again}");
-    } else {
-        tracing::info!(target: "prl_trainer", success = true, "SFT training finished after step {step}");
-    }
-    Ok(code)
+    end.report(stopped, code)
 }
+
+/// So many steps in a row whose loss or gradient is not finite end the run.
+const MAX_NOT_FINITE: u32 = 10;
 
 struct Job {
     plan: Option<Plan>,
     monitor: Monitor,
     bar: Option<Progress>,
     val: Option<(Vec<Document>, u64)>,
+    /// Why the newest checkpoint that was due is not there.
+    unsaved: Option<String>,
     dir: RunDir,
 }
 
@@ -157,6 +157,7 @@ impl Job {
         if eval_on_start && trainer.progress().step == 0 {
             self.validate(trainer, 0)?;
         }
+        let mut not_finite = 0;
         while max_steps.is_none_or(|last| trainer.progress().step < last) {
             if *stop.receiver.borrow() {
                 return Ok(true);
@@ -166,8 +167,21 @@ impl Job {
                 break;
             };
             let step = trainer.progress().step;
-            if outcome.update != Update::Applied {
-                tracing::warn!(target: "prl_trainer", "step {step}: the weights stay ({:?})", outcome.update);
+            match outcome.update {
+                Update::Applied => not_finite = 0,
+                Update::NothingTrainable => {
+                    tracing::warn!(target: "prl_trainer", "step {step}: no token trains; the weights stay");
+                }
+                Update::NotFinite => {
+                    tracing::warn!(target: "prl_trainer", "step {step}: loss or gradient is not finite; the weights stay");
+                    not_finite += 1;
+                    if not_finite == MAX_NOT_FINITE {
+                        return Err(Failure::run(format_args!(
+                            "step {step}: loss or gradient was not finite in {MAX_NOT_FINITE} steps in a row: training \
+                             has diverged; lower `optim.lr`"
+                        )));
+                    }
+                }
             }
             tracing::info!(target: "prl_trainer", success = true, "{}", line(step, &outcome.metrics));
             self.log(step, &outcome.metrics);
@@ -194,13 +208,15 @@ impl Job {
         Ok(())
     }
 
-    fn save(&self, trainer: &SftTrainer, step: Step) {
+    fn save(&mut self, trainer: &SftTrainer, step: Step) {
         let Some(plan) = &self.plan else { return };
         let state = |dir: &std::path::Path| trainer.save_state(dir).map_err(|e| e.to_string());
-        match plan.save(&self.dir, step, trainer.learner().decoder(), state, None) {
+        let saved = plan.save(&self.dir, step, trainer.learner().decoder(), state, None);
+        match &saved {
             Ok(()) => tracing::info!(target: "prl_trainer", "Saved checkpoint of step {step}"),
             Err(error) => tracing::error!(target: "prl_trainer", "checkpoint of step {step} failed: {error}"),
         }
+        self.unsaved = saved.err();
     }
 
     fn log(&mut self, step: Step, metrics: &StepMetrics) {

@@ -43,4 +43,4 @@ pub use ports::{
 };
 pub use progress::{EnvShare, Outcome, Progress, StepReport};
 pub use settings::{EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
-pub use shell::run;
+pub use shell::{check, run};

@@ -262,6 +262,13 @@ fn check_sampling(key: &str, sampling: &Sampling) -> Result<(), Error> {
     if !sampling.temperature.is_finite() || sampling.temperature < 0.0 {
         return Err(Error::settings(format!("{key}.temperature"), format!("is {}", sampling.temperature)));
     }
+    if sampling.temperature > 0.0 && !sampling.temperature.recip().is_finite() {
+        let reason = format!("is {}, too close to 0; use 0 for greedy decoding", sampling.temperature);
+        return Err(Error::settings(format!("{key}.temperature"), reason));
+    }
+    if sampling.stop.iter().any(String::is_empty) {
+        return Err(Error::settings(format!("{key}.stop"), "holds an empty text, which would end every turn at once"));
+    }
     if sampling.max_completion_tokens == Some(0) {
         return Err(Error::settings(format!("{key}.max_completion_tokens"), "must be at least 1"));
     }

@@ -10,6 +10,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
+/// Checks the settings against the environments, in the order of `settings`, without running anything.
+///
+/// # Errors
+/// [`Error::Settings`].
+pub fn check(settings: &Settings, train: &[Arc<dyn Env>], eval: &[Arc<dyn Env>]) -> Result<(), Error> {
+    settings.validate()?;
+    if train.len() != settings.train.len() || eval.len() != settings.eval.len() {
+        return Err(Error::settings("env", "there must be one environment for each name"));
+    }
+    train_sizes(settings, train)?;
+    eval_counts(settings, eval)?;
+    Ok(())
+}
+
 /// Runs to the last step, to a stop, or to an error. Whichever it is, every rollout that was started has reached the
 /// observer exactly once when this returns. A stop starts nothing new, waits up to `stop_grace` for the training step
 /// that is under way, and returns; that step counts only if it came to its end.
@@ -17,12 +31,10 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 /// # Errors
 /// See [`Error`].
 pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
-    settings.validate()?;
-    if deps.train.len() != settings.train.len() || deps.eval.len() != settings.eval.len() {
-        return Err(Error::settings("env", "there must be one environment for each name"));
-    }
-    let sizes = train_sizes(&settings, &deps)?;
-    let counts = eval_counts(&settings, &deps)?;
+    let train: Vec<Arc<dyn Env>> = deps.train.iter().map(|d| d.env.clone()).collect();
+    check(&settings, &train, &deps.eval)?;
+    let sizes = train_sizes(&settings, &train)?;
+    let counts = eval_counts(&settings, &deps.eval)?;
     for (env, parts) in settings.train.iter().zip(&deps.train) {
         let needed = parts.algorithm.min_group();
         if (env.group_size as usize) < needed {
@@ -51,18 +63,18 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
     shell.run().await
 }
 
-fn train_sizes(settings: &Settings, deps: &Deps) -> Result<Vec<Option<u64>>, Error> {
-    let size = |(env, parts): (&crate::TrainEnv, &crate::TrainDeps)| {
+fn train_sizes(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<Option<u64>>, Error> {
+    let size = |(env, handle): (&crate::TrainEnv, &Arc<dyn Env>)| {
         let key = format!("train.env.{}.split", env.name);
-        match parts.env.split_size(&env.split).map_err(|e| Error::settings(&key, e))? {
+        match handle.split_size(&env.split).map_err(|e| Error::settings(&key, e))? {
             Some(0) => Err(Error::settings(key, format!("split `{}` has no tasks", env.split))),
             size => Ok(size),
         }
     };
-    settings.train.iter().zip(&deps.train).map(size).collect()
+    settings.train.iter().zip(envs).map(size).collect()
 }
 
-fn eval_counts(settings: &Settings, deps: &Deps) -> Result<Vec<u64>, Error> {
+fn eval_counts(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<u64>, Error> {
     let count = |(env, handle): (&crate::EvalEnv, &Arc<dyn Env>)| {
         let key = |field: &str| format!("eval.env.{}.{field}", env.name);
         let size = handle.split_size(&env.split).map_err(|e| Error::settings(key("split"), e))?;
@@ -76,7 +88,7 @@ fn eval_counts(settings: &Settings, deps: &Deps) -> Result<Vec<u64>, Error> {
             _ => Err(Error::settings(key("num_examples"), format!("leaves no task of split `{}`", env.split))),
         }
     };
-    settings.eval.iter().zip(&deps.eval).map(count).collect()
+    settings.eval.iter().zip(envs).map(count).collect()
 }
 
 fn parts<'a>(

@@ -49,6 +49,8 @@ pub struct RunDir {
     root: PathBuf,
     ckpt_root: PathBuf,
     _lock: File,
+    /// Where checkpoints go elsewhere.
+    _ckpt_lock: Option<File>,
 }
 
 impl RunDir {
@@ -78,7 +80,13 @@ impl RunDir {
         // Before anything is created, so that a refusal leaves no trace.
         check_vacant(&root, &ckpt_root, how)?;
         files::create_dir(&root)?;
-        let lock = lock(&root)?;
+        let lock_file = lock(&root)?;
+        let ckpt_lock = if ckpt_root == root {
+            None
+        } else {
+            files::create_dir(&ckpt_root)?;
+            Some(lock(&ckpt_root)?)
+        };
         check_vacant(&root, &ckpt_root, how)?;
         if how.clean && !how.resuming {
             for name in TRACES.into_iter().chain([CONFIGS]) {
@@ -90,7 +98,7 @@ impl RunDir {
         }
         files::create_dir(&root.join(LOGS))?;
         files::create_dir(&root.join(CONFIGS))?;
-        Ok(RunDir { root, ckpt_root, _lock: lock })
+        Ok(RunDir { root, ckpt_root, _lock: lock_file, _ckpt_lock: ckpt_lock })
     }
 
     /// The directory, absolute.

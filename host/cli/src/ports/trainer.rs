@@ -8,6 +8,7 @@ use prl_orchestrator::{Progress, TrainReport};
 use prl_store::RunDir;
 use prl_trainer::{Trainer, Update};
 use prl_types::{Batch, PolicyVersion};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -21,12 +22,46 @@ struct Inner {
     snapshots: Snapshots,
     run: Arc<RunDir>,
     plan: Option<Plan>,
+    /// Set when a stop no longer waits for the step that is under way: it must leave no trace then.
+    given_up: AtomicBool,
+    /// Why the newest checkpoint that was due is not there.
+    unsaved: Mutex<Option<String>>,
+    /// Steps in a row without an update because something was not finite.
+    not_finite: AtomicUsize,
+}
+
+/// So many steps in a row whose loss or gradient is not finite end the run.
+const MAX_NOT_FINITE: usize = 10;
+
+/// Tells the thread of a training step that nobody waits for it any more.
+struct Waiting(Arc<Inner>, bool);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.given_up.store(true, Ordering::SeqCst);
+        }
+    }
 }
 
 impl LocalTrainer {
     /// `plan` is absent when nothing is saved.
     pub fn new(trainer: Trainer, snapshots: Snapshots, run: Arc<RunDir>, plan: Option<Plan>) -> Self {
-        LocalTrainer { inner: Arc::new(Inner { trainer: Mutex::new(trainer), snapshots, run, plan }) }
+        let inner = Inner {
+            trainer: Mutex::new(trainer),
+            snapshots,
+            run,
+            plan,
+            given_up: AtomicBool::new(false),
+            unsaved: Mutex::new(None),
+            not_finite: AtomicUsize::new(0),
+        };
+        LocalTrainer { inner: Arc::new(inner) }
+    }
+
+    /// Why the newest checkpoint that was due could not be written.
+    pub fn unsaved(&self) -> Option<String> {
+        self.inner.unsaved.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -35,12 +70,18 @@ impl Inner {
         let mut trainer = self.trainer.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = trainer.train_step(batch).map_err(|e| e.to_string())?;
         match outcome.update {
-            Update::Applied => {}
+            Update::Applied => self.not_finite.store(0, Ordering::SeqCst),
             Update::NothingTrainable => {
                 tracing::warn!(target: "prl_trainer", "step {}: no token of the batch trains; the weights stay", batch.step);
             }
             Update::NotFinite => {
                 tracing::warn!(target: "prl_trainer", "step {}: loss or gradient is not finite; the weights stay", batch.step);
+                if self.not_finite.fetch_add(1, Ordering::SeqCst) + 1 >= MAX_NOT_FINITE {
+                    return Err(format!(
+                        "loss or gradient was not finite in {MAX_NOT_FINITE} steps in a row: training has diverged; lower \
+                         `trainer.optim.lr`"
+                    ));
+                }
             }
         }
         let mut metrics = outcome.metrics;
@@ -51,16 +92,18 @@ impl Inner {
         let snapshot = trainer.learner().snapshot().map_err(|e| e.to_string())?;
         self.snapshots.publish(PolicyVersion(batch.step), snapshot);
         metrics.insert("time/broadcast_weights".into(), started.elapsed().as_secs_f64());
-        if let Some(plan) = self.plan.as_ref().filter(|plan| plan.is_due(batch.step)) {
+        if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst)) {
             let started = Instant::now();
             let save = |dir: &std::path::Path| trainer.save_state(dir).map_err(|e| e.to_string());
-            match plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress)) {
+            let saved = plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress));
+            match &saved {
                 Ok(()) => tracing::info!(target: "prl_trainer", "Saved checkpoint of step {}", batch.step),
                 // A full disk must not cost the run; an earlier checkpoint is still there.
                 Err(error) => {
                     tracing::error!(target: "prl_trainer", "checkpoint of step {} failed: {error}", batch.step)
                 }
             }
+            *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = saved.err();
             metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
         }
         Ok(TrainReport { metrics })
@@ -71,8 +114,11 @@ impl prl_orchestrator::Trainer for LocalTrainer {
     fn train(&self, batch: Batch, progress: Progress) -> BoxFuture<'_, Result<TrainReport, String>> {
         let inner = self.inner.clone();
         async move {
+            let mut waiting = Waiting(inner.clone(), false);
             let work = tokio::task::spawn_blocking(move || inner.train(&batch, &progress));
-            work.await.map_err(|e| format!("the trainer's thread failed: {e}"))?
+            let result = work.await;
+            waiting.1 = true;
+            result.map_err(|e| format!("the trainer's thread failed: {e}"))?
         }
         .boxed()
     }

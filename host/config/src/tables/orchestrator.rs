@@ -194,11 +194,11 @@ section! {
         /// Folder of the run.
         output_dir: PathBuf = PathBuf::from("outputs");
         /// Rollouts per step.
-        batch_size: usize = 128 => [Min(1.0)];
+        batch_size: usize = 128 => [Min(1.0), Max(1_000_000.0)];
         /// Rollouts in flight as a multiple of `batch_size`; 1 where neither this nor `max_inflight_rollouts` is set.
         oversampling_factor: Option<f64> = None => [Above(0.0)];
         /// Rollouts in flight.
-        max_inflight_rollouts: Option<usize> = None => [Min(1.0)];
+        max_inflight_rollouts: Option<usize> = None => [Min(1.0), Max(1_000_000.0)];
         /// Rollouts per task of environments that do not say otherwise.
         group_size: usize = 1 => [Min(1.0), Alias("rollouts_per_example")];
         /// Most tokens of a rollout, prompt included.

@@ -33,9 +33,9 @@ macro_rules! data_section {
             pub struct $name {
                 $($own)*
                 /// Tokens of one packed row.
-                seq_len: usize = 128 => [Min(1.0)];
+                seq_len: usize = 128 => [Min(1.0), Max(1_048_576.0)];
                 /// Packed rows per step.
-                batch_size: usize = 128 => [Min(1.0)];
+                batch_size: usize = 128 => [Min(1.0), Max(1_000_000.0)];
                 /// Packed rows computed at a time; divides `batch_size`.
                 micro_batch_size: usize = 1 => [Min(1.0)];
                 /// Shuffle every epoch.
