@@ -60,7 +60,7 @@ fn products(c: &Context, r: &mut Random, t: &mut Table) -> Done {
 }
 
 fn norms(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for [rows, hidden] in [[1, 8], [1, 64], [7, 576], [301, 1024], [33, 4096], [3, 16384]] {
+    for [rows, hidden] in [[1, 8], [1, 64], [7, 576], [301, 1024], [33, 4096], [3, 8192]] {
         let shape = format!("{rows}x{hidden}");
         let eps = 1e-6f32;
         let (x, add, dy, through) = (
@@ -259,8 +259,11 @@ fn head(c: &Context, r: &mut Random, t: &mut Table) -> Done {
                     reference::head_gradient(row, labels[i] as usize, f64::from(temps[i]), [f64::from(dl[i]), de_of(i)])
                 })
                 .collect();
-            let limit = if vocab == 1 { 1e-6 } else { ROUNDED };
-            t.note("head dlogits", &shape, error(read_halves(c, &grad)?, &want), limit);
+            if vocab == 1 {
+                t.note("head dlogits, one word", &shape, error(read_halves(c, &grad)?, &want), 1e-6);
+            } else {
+                t.note("head dlogits", &shape, error(read_halves(c, &grad)?, &want), ROUNDED);
+            }
         }
     }
     Ok(())
@@ -297,7 +300,7 @@ fn steps(c: &Context, r: &mut Random, t: &mut Table) -> Done {
         }
         let got = read_floats(c, &dp)?;
         t.note("adamw master", &shape, error(got.iter().copied(), &p64), 1e-6);
-        t.note("adamw copy", &shape, error(read_halves(c, &copy)?, &p64), ROUNDED);
+        t.note("adamw copy", &shape, error(read_halves(c, &copy)?, &p64), 4e-3);
         // A gradient that is not finite changes nothing.
         let bad = c.upload(&vec![f32::INFINITY; n])?;
         c.grad_norm(&[&bad], 1.0, &mut scratch, &mut clipped)?;
@@ -310,7 +313,7 @@ fn steps(c: &Context, r: &mut Random, t: &mut Table) -> Done {
     Ok(())
 }
 
-fn attentions(c: &Context, r: &mut Random, t: &mut Table) -> Done {
+pub fn attentions(c: &Context, r: &mut Random, t: &mut Table) -> Done {
     let many: Vec<usize> = (0..60).map(|_| 1 + r.below(9)).collect();
     let cases: [(&[usize], usize, usize); 7] = [
         (&[1], 2, 1),
@@ -319,7 +322,7 @@ fn attentions(c: &Context, r: &mut Random, t: &mut Table) -> Done {
         (&[300, 1, 17, 200], 4, 1),
         (&many, 2, 1),
         (&[511, 513], 16, 8),
-        (&[1700, 3], 2, 1),
+        (&[1100, 3], 4, 2),
     ];
     for dim in [64, 96, 128] {
         for (docs, heads, kv_heads) in cases {
@@ -348,6 +351,8 @@ fn attention(c: &Context, r: &mut Random, t: &mut Table, docs: &[usize], dims: [
     for (row, v) in qkv.chunks_exact_mut(stride).zip(v.chunks_exact(narrow)) {
         row[wide + narrow..].copy_from_slice(v);
     }
+    // The long documents apart: short ones have few gradients that do not cancel.
+    let long = if docs.iter().all(|d| *d > 500) { " long" } else { "" };
     let scale = 1.0 / (dim as f32).sqrt();
     let want = reference::attention(docs, dims, f64::from(scale), [&f64s(&q), &f64s(&k), &f64s(&v), &f64s(&dout)]);
     let (dq, dk, dqkv, ddout) = (c.upload(&q)?, c.upload(&k)?, c.upload(&qkv)?, c.upload(&dout)?);
@@ -357,8 +362,8 @@ fn attention(c: &Context, r: &mut Random, t: &mut Table, docs: &[usize], dims: [
     let x = Attention { q: &dq, k: &dk, v: &values, layout, scale };
     let (mut out, mut lse) = (out_halves(c, tokens * wide)?, out_floats(c, heads * tokens, f32::NAN)?);
     c.attention(&tiles, x, &mut out, wide, &mut lse)?;
-    t.note(&format!("attention{dim} out"), &shape, error(read_halves(c, &out)?, &want.out), 5e-3);
-    t.note(&format!("attention{dim} lse"), &shape, error(read_floats(c, &lse)?, &want.lse), 1e-4);
+    t.note(&format!("attention{dim} out{long}"), &shape, error(read_halves(c, &out)?, &want.out), 5e-3);
+    t.note(&format!("attention{dim} lse{long}"), &shape, error(read_floats(c, &lse)?, &want.lse), 1e-4);
     let mut delta = c.alloc(heads * tokens)?;
     let mut first: Option<Vec<Vec<f64>>> = None;
     for _ in 0..2 {
@@ -378,10 +383,10 @@ fn attention(c: &Context, r: &mut Random, t: &mut Table, docs: &[usize], dims: [
         t.note("attention stays inside", &shape, f64::from(u8::from(!untouched)), 0.0);
         // A document of one token has no gradient towards q and k but rounding.
         if docs.iter().any(|d| *d > 1) {
-            t.note(&format!("attention{dim} dq"), &shape, error(got[0].iter().copied(), &want.dq), 1e-2);
-            t.note(&format!("attention{dim} dk"), &shape, error(got[1].iter().copied(), &want.dk), 1e-2);
+            t.note(&format!("attention{dim} dq{long}"), &shape, error(got[0].iter().copied(), &want.dq), 1e-2);
+            t.note(&format!("attention{dim} dk{long}"), &shape, error(got[1].iter().copied(), &want.dk), 1e-2);
         }
-        t.note(&format!("attention{dim} dv"), &shape, error(got[2].iter().copied(), &want.dv), 1e-2);
+        t.note(&format!("attention{dim} dv{long}"), &shape, error(got[2].iter().copied(), &want.dv), 1e-2);
         first = Some(got);
     }
     Ok(())

@@ -1,6 +1,6 @@
-//! Checks every CUDA operation against f64 references and takes their times; `torch.py` beside this prints PyTorch's.
+//! Checks every CUDA operation against f64 references and takes their times; `baseline.py` beside this prints PyTorch's.
 //!
-//! Arguments: any of `check`, `time`; then a folder for compiled kernels, `cache=FOLDER`, and a seed, `seed=NUMBER`.
+//! Arguments: any of `check`, `time`, `portable` (attention by the kernels for every GPU); then a folder for compiled kernels, `cache=FOLDER`, and a seed, `seed=NUMBER`.
 
 mod bench;
 mod checks;
@@ -18,6 +18,7 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let mut random = Random::new(value("seed").and_then(|s| s.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15));
     let start = Instant::now();
     let c = Context::new(0, value("cache").map(std::path::Path::new))?;
+    let c = if arguments.iter().any(|a| a == "portable") { c.portable() } else { c };
     println!("GPU {} open after {:.2} s", c.name()?, start.elapsed().as_secs_f64());
     let mut right = true;
     if arguments.iter().any(|a| a == "check") {

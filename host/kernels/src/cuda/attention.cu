@@ -242,22 +242,6 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
     store_rows<2>(out, out_stride, o, row0 + warp * 32, len, 1.0f);
 }
 
-// delta = Σ dout · out over a head, [heads, tokens]. One warp per head and token.
-extern "C" __global__ void __launch_bounds__(256)
-attention_delta(const bf16* __restrict__ out, const bf16* __restrict__ dout, float* __restrict__ delta, int heads, int tokens,
-                long long out_stride, long long dout_stride) {
-    long long i = (long long)blockIdx.x * 8 + (threadIdx.x >> 5);
-    if (i >= (long long)heads * tokens) return;
-    long long t = i / heads;
-    int head = i % heads, lane = threadIdx.x & 31;
-    const u32* a = (const u32*)(out + t * out_stride + head * D);
-    const u32* b = (const u32*)(dout + t * dout_stride + head * D);
-    float sum = 0.0f;
-    for (int c = lane; c < D / 2; c += 32) sum += low_f32(a[c]) * low_f32(b[c]) + high_f32(a[c]) * high_f32(b[c]);
-    sum = warp_sum(sum);
-    if (lane == 0) delta[(long long)head * tokens + t] = sum;
-}
-
 #define KV_ROWS 64
 #define KV_QUERIES 64
 

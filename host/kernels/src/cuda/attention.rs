@@ -10,15 +10,59 @@ use super::{CudaError, check, holds};
 use cudarc::driver::CudaSlice;
 
 const OP: &str = "attention";
-/// Rows of queries of a forward tile and of a dq tile, and of keys of a dk/dv tile; as in `attention.cu`.
+/// Rows of queries of a forward tile and of a dq tile, as in both sources.
 const QUERY_ROWS: usize = 128;
+/// Rows of keys of a dk/dv tile, as in `attention.cu`.
 const KEY_ROWS: usize = 64;
+/// The same, as in `attention_sm90.cu`.
+const HOPPER_KEY_ROWS: usize = 128;
+
+/// How one head dimension is computed: the kernels, and rows of shared memory that each uses.
+struct Variant {
+    source: Source,
+    hopper: bool,
+    forward_bytes: u32,
+    keys_bytes: u32,
+    queries_bytes: u32,
+}
+
+impl Variant {
+    fn threads(&self) -> u32 {
+        if self.hopper { 256 } else { 128 }
+    }
+
+    fn new(c: &Context, dim: usize) -> Self {
+        let hopper = c.hopper() && matches!(dim, 64 | 128);
+        // Rows in shared memory, elements of a row, and bytes beside them.
+        let bytes = |rows: usize, more: usize| {
+            if hopper { (rows * dim * 2 + 1024) as u32 } else { (rows * (dim + 8) * 2 + more) as u32 }
+        };
+        if hopper {
+            Self {
+                source: Source::AttentionHopper(dim),
+                hopper,
+                forward_bytes: bytes(QUERY_ROWS + 4 * 128, 0),
+                keys_bytes: bytes(2 * HOPPER_KEY_ROWS + 4 * 64, 0),
+                queries_bytes: bytes(2 * QUERY_ROWS + 4 * 64, 0),
+            }
+        } else {
+            Self {
+                source: Source::Attention(dim),
+                hopper,
+                forward_bytes: bytes(QUERY_ROWS + 4 * 64, 0),
+                keys_bytes: bytes(2 * KEY_ROWS + 4 * 64, 2 * 128 * 4),
+                queries_bytes: bytes(2 * QUERY_ROWS + 4 * 32, 0),
+            }
+        }
+    }
+}
 
 /// Where documents begin and end, cut into tiles of rows, most expensive first. Made once per batch.
 pub struct Tiles {
     tokens: usize,
     queries: (CudaSlice<i32>, usize),
     keys: (CudaSlice<i32>, usize),
+    hopper_keys: (CudaSlice<i32>, usize),
 }
 
 impl Tiles {
@@ -118,11 +162,13 @@ impl Context {
     pub fn tiles(&self, doc_lens: &[usize]) -> Result<Tiles, CudaError> {
         let queries = cut(doc_lens, QUERY_ROWS, |len, row| len.min(row + QUERY_ROWS))?;
         let keys = cut(doc_lens, KEY_ROWS, |len, row| len - row)?;
-        let (query_count, key_count) = (queries.len() / 4, keys.len() / 4);
+        let hopper_keys = cut(doc_lens, HOPPER_KEY_ROWS, |len, row| len - row)?;
+        let list = |x: Vec<i32>| Ok::<_, CudaError>((self.upload(&x)?, x.len() / 4));
         Ok(Tiles {
             tokens: doc_lens.iter().sum(),
-            queries: (self.upload(&queries)?, query_count),
-            keys: (self.upload(&keys)?, key_count),
+            queries: list(queries)?,
+            keys: list(keys)?,
+            hopper_keys: list(hopper_keys)?,
         })
     }
 
@@ -145,14 +191,14 @@ impl Context {
         holds(OP, "lse", lse.len(), l.heads * n)?;
         let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
         let blocks = grid(OP, tiles.queries.1 * l.heads)?;
-        let shared = ((QUERY_ROWS + 4 * 64) * (l.dim + 8) * 2) as u32;
+        let variant = Variant::new(self, l.dim);
         // SAFETY: arguments are those of `attention_forward`; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
-                (Source::Attention(l.dim), "attention_forward"),
+                (variant.source, "attention_forward"),
                 (blocks, 1),
-                (128, 1),
-                shared,
+                (variant.threads(), 1),
+                variant.forward_bytes,
                 args![
                     self.address(x.q),
                     self.address(x.k),
@@ -204,22 +250,22 @@ impl Context {
             (self.address(out), self.address(dout), self.address(lse), self.address_mut(delta));
         let (dq, dk, dv) = (self.address_mut(grads.dq), self.address_mut(grads.dk), self.address_mut(grads.dv));
         let (qs, ks, vs) = (l.q_stride as i64, l.k_stride as i64, l.v_stride as i64);
-        let source = Source::Attention(l.dim);
-        let row = (l.dim + 8) * 2;
+        let variant = Variant::new(self, l.dim);
+        let keys = if variant.hopper { &tiles.hopper_keys } else { &tiles.keys };
         // SAFETY: arguments are those of the three kernels; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
-                (source, "attention_delta"),
+                (Source::Rows, "attention_delta"),
                 (grid(OP, (n * l.heads).div_ceil(8))?, 1),
                 (256, 1),
                 0,
-                args![out, dout, delta, heads, tokens, stride, stride],
+                args![out, dout, delta, heads, tokens, int(OP, l.dim)?, stride, stride],
             )?;
             self.launch(
-                (source, "attention_backward_kv"),
-                (grid(OP, tiles.keys.1 * l.kv_heads)?, 1),
-                (128, 1),
-                ((2 * KEY_ROWS + 4 * 64) * row + 2 * 128 * 4) as u32,
+                (variant.source, "attention_backward_kv"),
+                (grid(OP, keys.1 * l.kv_heads)?, 1),
+                (variant.threads(), 1),
+                variant.keys_bytes,
                 args![
                     q,
                     k,
@@ -229,7 +275,7 @@ impl Context {
                     delta,
                     dk,
                     dv,
-                    self.address(&tiles.keys.0),
+                    self.address(&keys.0),
                     kv_heads,
                     group,
                     tokens,
@@ -243,10 +289,10 @@ impl Context {
                 ],
             )?;
             self.launch(
-                (source, "attention_backward_q"),
+                (variant.source, "attention_backward_q"),
                 (grid(OP, tiles.queries.1 * l.heads)?, 1),
-                (128, 1),
-                ((2 * QUERY_ROWS + 4 * 32) * row) as u32,
+                (variant.threads(), 1),
+                variant.queries_bytes,
                 args![
                     q,
                     k,

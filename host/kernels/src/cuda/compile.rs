@@ -17,8 +17,10 @@ pub(super) enum Source {
     Rows,
     /// Head softmax, clipping, AdamW.
     Step,
-    /// Attention of one head dimension.
+    /// Attention of one head dimension on any GPU.
     Attention(usize),
+    /// The same on Hopper.
+    AttentionHopper(usize),
 }
 
 const COMMON: &str = include_str!("common.cuh");
@@ -29,13 +31,16 @@ impl Source {
             Self::Rows => include_str!("rows.cu"),
             Self::Step => include_str!("step.cu"),
             Self::Attention(_) => include_str!("attention.cu"),
+            Self::AttentionHopper(_) => include_str!("attention_sm90.cu"),
         };
         format!("{COMMON}{body}")
     }
 
     fn options(self, arch: &str) -> Vec<String> {
-        let mut out = vec![format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()];
-        if let Self::Attention(dim) = self {
+        // Warpgroup products exist only for the architecture's own target.
+        let own = if matches!(self, Self::AttentionHopper(_)) { "a" } else { "" };
+        let mut out = vec![format!("--gpu-architecture={arch}{own}"), "--std=c++17".to_owned()];
+        if let Self::Attention(dim) | Self::AttentionHopper(dim) = self {
             out.push(format!("-DD={dim}"));
         }
         out

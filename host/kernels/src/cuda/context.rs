@@ -42,6 +42,7 @@ pub struct Context {
     pub(super) stream: Arc<CudaStream>,
     arch: String,
     multiprocessors: u32,
+    portable: bool,
     cache: Option<PathBuf>,
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
     functions: Mutex<HashMap<(Source, &'static str), CudaFunction>>,
@@ -79,11 +80,23 @@ impl Context {
             stream,
             arch: format!("sm_{major}{minor}"),
             multiprocessors: u32::try_from(count).unwrap_or(1).max(1),
+            portable: false,
             cache: cache.map(Path::to_path_buf),
             modules: Mutex::default(),
             functions: Mutex::default(),
             products,
         })
+    }
+
+    /// The same with the kernels that run on every GPU only, to compare with those for this one.
+    pub fn portable(mut self) -> Self {
+        self.portable = true;
+        self
+    }
+
+    /// Whether Hopper's own kernels are used.
+    pub(super) fn hopper(&self) -> bool {
+        !self.portable && self.arch == "sm_90"
     }
 
     /// The GPU's name.

@@ -2,10 +2,11 @@
 // Formulas are those of the CPU path (rows.rs). Weight gradients take two passes: each block sums the rows it owns in
 // order, then `sum_columns` adds the blocks in order, so results repeat bit for bit.
 
-#define ITEMS 2 // 16-byte units of a row that one thread holds; a row has at most 1024 · 8 · ITEMS elements
+#define ITEMS 2 // 16-byte units of a row that one thread holds; a row has at most 512 · 8 · ITEMS elements
 
 // h = x + add (if given; written to sum), y = h · rstd · w, rstd = 1 / sqrt(mean(h²) + eps). One block per row.
-extern "C" __global__ void rms_norm(const bf16* __restrict__ x, const bf16* __restrict__ add, const float* __restrict__ w,
+extern "C" __global__ void __launch_bounds__(512)
+rms_norm(const bf16* __restrict__ x, const bf16* __restrict__ add, const float* __restrict__ w,
                                     bf16* __restrict__ sum, bf16* __restrict__ y, float* __restrict__ rstd, int hidden, float eps) {
     __shared__ float scratch[33];
     long long base = (long long)blockIdx.x * hidden;
@@ -46,7 +47,8 @@ extern "C" __global__ void rms_norm(const bf16* __restrict__ x, const bf16* __re
 }
 
 // dx = through (if given) + rstd · (dy · w − h · rstd² · mean(dy · w · h)); partial[block] = Σ rows dy · h · rstd.
-extern "C" __global__ void rms_norm_backward(const bf16* __restrict__ h, const float* __restrict__ rstd, const float* __restrict__ w,
+extern "C" __global__ void __launch_bounds__(512)
+rms_norm_backward(const bf16* __restrict__ h, const float* __restrict__ rstd, const float* __restrict__ w,
                                              const bf16* __restrict__ dy, const bf16* __restrict__ through, bf16* __restrict__ dx,
                                              float* __restrict__ partial, int rows, int hidden) {
     __shared__ float scratch[33];
@@ -152,10 +154,11 @@ __device__ __forceinline__ float head_rstd(Head h, int dim, float eps) {
     return 1.0f / sqrtf(warp_sum(h.a[0] * h.a[0] + h.a[1] * h.a[1] + h.b[0] * h.b[0] + h.b[1] * h.b[1]) / dim + eps);
 }
 
-// This lane's two cosines and sines of a position; NaN outside the table's `limit` positions.
+// This lane's two cosines and sines of a position; NaN outside the table's `limit` positions, 0 in lanes without elements.
 __device__ __forceinline__ void angle(const float* cos, const float* sin, int position, int limit, int dim, int lane, float2& c, float2& s) {
-    c = s = make_float2(NAN_, NAN_);
-    if (lane < dim / 4 && (u32)position < (u32)limit) {
+    bool on = lane < dim / 4;
+    c = s = on ? make_float2(NAN_, NAN_) : make_float2(0.0f, 0.0f);
+    if (on && (u32)position < (u32)limit) {
         long long p = (long long)position * (dim / 4) + lane;
         c = ((const float2*)cos)[p];
         s = ((const float2*)sin)[p];
@@ -314,4 +317,20 @@ embed_backward(const bf16* __restrict__ dx, const int* __restrict__ order, const
     float2* p = (float2*)(grad + (long long)ids[blockIdx.x] * hidden + c);
     float2 old = *p;
     *p = make_float2(old.x + a, old.y + b);
+}
+
+// Attention's delta = Σ dout · out over a head, [heads, tokens]. One warp per head and token.
+extern "C" __global__ void __launch_bounds__(256)
+attention_delta(const bf16* __restrict__ out, const bf16* __restrict__ dout, float* __restrict__ delta, int heads, int tokens,
+                int dim, long long out_stride, long long dout_stride) {
+    long long i = (long long)blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (i >= (long long)heads * tokens) return;
+    long long t = i / heads;
+    int head = i % heads, lane = threadIdx.x & 31;
+    const u32* a = (const u32*)(out + t * out_stride + head * dim);
+    const u32* b = (const u32*)(dout + t * dout_stride + head * dim);
+    float sum = 0.0f;
+    for (int c = lane; c < dim / 2; c += 32) sum += low_f32(a[c]) * low_f32(b[c]) + high_f32(a[c]) * high_f32(b[c]);
+    sum = warp_sum(sum);
+    if (lane == 0) delta[(long long)head * tokens + t] = sum;
 }

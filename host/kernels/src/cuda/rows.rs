@@ -72,7 +72,7 @@ fn check_width(op: &'static str, width: usize) -> Result<(), CudaError> {
 fn row_threads(op: &'static str, hidden: usize) -> Result<u32, CudaError> {
     check_width(op, hidden)?;
     let threads = (hidden / 8).div_ceil(ITEMS).next_multiple_of(32);
-    check(op, threads <= 1024, || format!("rows of {hidden} elements; at most {} are supported", 1024 * 8 * ITEMS))?;
+    check(op, threads <= 512, || format!("rows of {hidden} elements; at most {} are supported", 512 * 8 * ITEMS))?;
     Ok(threads as u32)
 }
 

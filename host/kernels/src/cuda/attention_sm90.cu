@@ -1,0 +1,467 @@
+// Causal attention of packed documents on Hopper's warpgroup products (wgmma, bf16 in, f32 sums); needs sm_90a.
+//
+// The same functions as attention.cu with the same arguments but for the tile of keys in the backward pass: 128 rows.
+// D is 64 or 128. Tiles lie in shared memory as panels of 64 columns, rows of 128 bytes, 16-byte units exchanged by
+// their row (the 128-byte swizzle that the products read). Two warpgroups own 64 rows each and share what they read.
+
+#define PANELS (D / 64)
+#define THREADS 256
+#define LOG2E 1.4426950408889634f
+
+__device__ __forceinline__ u32 smem_base() {
+    extern __shared__ __align__(1024) char shared[];
+    return ((u32)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
+}
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool valid) {
+    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Everything copied so far is in place, for the products too, once the block has met.
+__device__ __forceinline__ void copies_done() {
+    asm volatile("cp.async.wait_group 0; fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+}
+
+// Asks for ROWS rows of D elements as panels; rows from `valid` on become zero.
+template <int ROWS> __device__ __forceinline__ void load_rows(u32 to, const bf16* from, long long stride, int valid) {
+#pragma unroll
+    for (int i = 0; i < ROWS * D / 8 / THREADS; i++) {
+        int c = i * THREADS + threadIdx.x, row = c / (D / 8), unit = c % (D / 8);
+        bool ok = row < valid;
+        u32 at = to + (unit / 8) * ROWS * 128 + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
+        copy16(at, from + (ok ? row : 0) * stride + unit * 8, ok);
+    }
+}
+
+// Names a swizzled operand: 8-row groups are 1024 bytes apart; `panel` is the distance of panels, used across rows only.
+__device__ __forceinline__ u64 operand(u32 address, u32 panel) {
+    return (u64)((address & 0x3ffff) >> 4) | (u64)(panel >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// Keeps the compiler from using results before the wait above it.
+template <int N> __device__ __forceinline__ void results(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// d[64 × N] += a · b for one step of 16. `s`: a and b from shared memory, both read along rows, `first` without what d
+// held before; `r`: a from registers and b from shared memory, read across rows.
+__device__ __forceinline__ void wgmma_first64(float (&d)[32], u64 a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+                 "}, %32, %33, p, 1, 1, 0, 0; }"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+                   "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+                   "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+                   "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+                 : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void wgmma_s64(float (&d)[32], u64 a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+                 "}, %32, %33, p, 1, 1, 0, 0; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                 : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void wgmma_first128(float (&d)[64], u64 a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, %64, %65, p, 1, 1, 0, 0; }"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+                   "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+                   "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+                   "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+                   "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+                   "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+                   "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+                   "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+                 : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void wgmma_s128(float (&d)[64], u64 a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, %64, %65, p, 1, 1, 0, 0; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+                   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+                   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+                   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "l"(a), "l"(b));
+}
+__device__ __forceinline__ void wgmma_r64(float (&d)[32], const u32* a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+                 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void wgmma_r128(float (&d)[64], const u32* a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+                 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+                 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                   "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                   "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+                   "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+                   "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+                   "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#if D == 128
+#define wgmma_rd wgmma_r128
+#else
+#define wgmma_rd wgmma_r64
+#endif
+#define OUT (D / 2) // results of 64 × D that one thread holds
+
+// c[64 × 8N] = 64 rows at `a` · rows at `b`ᵀ, along D. Panels of a and b are `pa` and `pb` bytes apart.
+__device__ __forceinline__ void scores(float (&c)[32], u32 a, u32 pa, u32 b, u32 pb) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        u64 x = operand(a + (k / 4) * pa + (k % 4) * 32, 16), y = operand(b + (k / 4) * pb + (k % 4) * 32, 16);
+        if (k == 0) wgmma_first64(c, x, y);
+        else wgmma_s64(c, x, y);
+    }
+}
+__device__ __forceinline__ void scores(float (&c)[64], u32 a, u32 pa, u32 b, u32 pb) {
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        u64 x = operand(a + (k / 4) * pa + (k % 4) * 32, 16), y = operand(b + (k / 4) * pb + (k % 4) * 32, 16);
+        if (k == 0) wgmma_first128(c, x, y);
+        else wgmma_s128(c, x, y);
+    }
+}
+// c[64 × D] += w[64 × 16·STEPS] · rows at `b`, whose panels are `pb` bytes apart.
+template <int STEPS> __device__ __forceinline__ void weighted(float (&c)[OUT], const u32 (*w)[4], u32 b, u32 pb) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) wgmma_rd(c, w[k], operand(b + k * 16 * 128, pb));
+}
+// Results as the left operand of the next product.
+template <int STEPS> __device__ __forceinline__ void as_operand(u32 (*w)[4], const float* c) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[k][i] = pack_bf16(c[k * 8 + i * 2], c[k * 8 + i * 2 + 1]);
+}
+// Writes this warpgroup's 64 rows times a factor per half; rows from `valid` on are left alone.
+__device__ __forceinline__ void store_rows(bf16* to, long long stride, const float* c, int row, int valid, float low, float high) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = row + h * 8;
+        float factor = h ? high : low;
+        if (r < valid) {
+            bf16* p = to + (long long)r * stride + (lane & 3) * 2;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) *(u32*)(p + n * 8) = pack_bf16(c[n * 4 + h * 2] * factor, c[n * 4 + h * 2 + 1] * factor);
+        }
+    }
+}
+
+#define ROWS 128 // of queries (forward, dq) or keys (dk, dv) that a block owns
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, bf16* __restrict__ out,
+                  float* __restrict__ lse, const int4* __restrict__ tiles, int heads, int group, int tokens,
+                  long long q_stride, long long k_stride, long long v_stride, long long out_stride, float scale) {
+    constexpr int KEYS = 128;
+    constexpr u32 TILE = KEYS * D * 2, PANEL = KEYS * 128;
+    int4 tile = tiles[blockIdx.x / heads];
+    int head = blockIdx.x % heads, kv_head = head / group;
+    int start = tile.x, len = tile.y, row0 = tile.z;
+    q += (long long)(start + row0) * q_stride + head * D;
+    k += (long long)start * k_stride + kv_head * D;
+    v += (long long)start * v_stride + kv_head * D;
+    int lane = threadIdx.x & 31, first_row = row0 + (threadIdx.x >> 7) * 64, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    u32 sq = smem_base(), sk = sq + ROWS * D * 2, sv = sk + 2 * TILE, my_q = sq + (threadIdx.x >> 7) * 64 * 128;
+    int count = (min(len, row0 + ROWS) + KEYS - 1) / KEYS;
+
+    load_rows<ROWS>(sq, q, q_stride, len - row0);
+    load_rows<KEYS>(sk, k, k_stride, len);
+    copy_commit();
+    copies_done();
+    load_rows<KEYS>(sv, v, v_stride, len);
+    if (count > 1) load_rows<KEYS>(sk + TILE, k + (long long)KEYS * k_stride, k_stride, len - KEYS);
+    copy_commit();
+
+    float o[OUT], s[64], max_[2] = {-INF, -INF}, sum[2] = {0.0f, 0.0f}, old[2];
+    u32 p[8][4];
+    float c2 = scale * LOG2E;
+#pragma unroll
+    for (int i = 0; i < OUT; i++) o[i] = 0.0f;
+
+    // Turns scores of the keys from `first` on to weights, moves the maximum and leaves what earlier sums shrink by.
+    auto softmax = [&](int first) {
+        if (first + KEYS > first_row) {
+#pragma unroll
+            for (int n = 0; n < 16; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (first + n * 8 + (lane & 3) * 2 + (i & 1) > row + (i >> 1) * 8) s[n * 4 + i] = -INF;
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float top = max_[h];
+#pragma unroll
+            for (int n = 0; n < 16; n++) top = fmaxf(top, fmaxf(s[n * 4 + h * 2], s[n * 4 + h * 2 + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            float shift = top * c2, add = 0.0f;
+            old[h] = exp2_fast(max_[h] * c2 - shift);
+            max_[h] = top;
+#pragma unroll
+            for (int n = 0; n < 16; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float e = exp2_fast(fmaf(s[n * 4 + h * 2 + i], c2, -shift));
+                    s[n * 4 + h * 2 + i] = e;
+                    add += e;
+                }
+            sum[h] = sum[h] * old[h] + add;
+        }
+    };
+
+    products_begin();
+    scores(s, my_q, ROWS * 128, sk, PANEL);
+    products_commit();
+    products_wait<0>();
+    results(s);
+    softmax(0);
+    as_operand<8>(p, s);
+
+    for (int t = 1; t < count; t++) {
+        u32 stage = (t & 1) * TILE, other = TILE - stage;
+        copies_done();
+        int next = (t + 1) * KEYS;
+        if (t + 1 < count) load_rows<KEYS>(sk + other, k + (long long)next * k_stride, k_stride, len - next);
+        load_rows<KEYS>(sv + stage, v + (long long)t * KEYS * v_stride, v_stride, len - t * KEYS);
+        copy_commit();
+        products_begin();
+        scores(s, my_q, ROWS * 128, sk + stage, PANEL);
+        products_commit();
+        weighted<8>(o, p, sv + other, PANEL);
+        products_commit();
+        products_wait<1>();
+        results(s);
+        softmax(t * KEYS);
+        products_wait<0>();
+        results(o);
+#pragma unroll
+        for (int i = 0; i < OUT; i++) o[i] *= old[(i >> 1) & 1];
+        as_operand<8>(p, s);
+    }
+    copies_done();
+    products_begin();
+    weighted<8>(o, p, sv + ((count - 1) & 1) * TILE, PANEL);
+    products_commit();
+    products_wait<0>();
+    results(o);
+
+    float inv[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float total = sum[h];
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        int r = row + h * 8;
+        if ((lane & 3) == 0 && r < len) lse[(long long)head * tokens + start + r] = max_[h] * scale + logf(total);
+        inv[h] = 1.0f / total;
+    }
+    store_rows(out + (long long)start * out_stride + head * D, out_stride, o, row, len, inv[0], inv[1]);
+}
+
+#define STEP 64   // queries (dk, dv) or keys (dq) taken at a time in the backward pass
+#define STAGES 2
+
+// dk and dv of 128 keys of one key/value head, over all query heads of its group and all later queries.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
+                      const bf16* __restrict__ dout, const float* __restrict__ lse, const float* __restrict__ delta,
+                      bf16* __restrict__ dk, bf16* __restrict__ dv, const int4* __restrict__ tiles, int kv_heads, int group,
+                      int tokens, long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
+                      long long dk_stride, long long dv_stride, float scale) {
+    constexpr u32 TILE = STEP * D * 2, PANEL = STEP * 128;
+    __shared__ float stats[STAGES][2][STEP]; // lse · log2 e and delta
+    int4 tile = tiles[blockIdx.x / kv_heads];
+    int kv_head = blockIdx.x % kv_heads, start = tile.x, len = tile.y, row0 = tile.z;
+    int lane = threadIdx.x & 31, wg = threadIdx.x >> 7, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    k += (long long)(start + row0) * k_stride + kv_head * D;
+    v += (long long)(start + row0) * v_stride + kv_head * D;
+    q += (long long)start * q_stride + kv_head * group * D;
+    dout += (long long)start * dout_stride + kv_head * group * D;
+    lse += (long long)kv_head * group * tokens + start;
+    delta += (long long)kv_head * group * tokens + start;
+    u32 sk = smem_base(), sv = sk + ROWS * D * 2, sq = sv + ROWS * D * 2, sd = sq + STAGES * TILE;
+    int per_head = (len - row0 + STEP - 1) / STEP, count = per_head * group;
+
+    auto load = [&](int t) {
+        int stage = t % STAGES, h = t / per_head, first = row0 + (t % per_head) * STEP;
+        load_rows<STEP>(sq + stage * TILE, q + (long long)first * q_stride + h * D, q_stride, len - first);
+        load_rows<STEP>(sd + stage * TILE, dout + (long long)first * dout_stride + h * D, dout_stride, len - first);
+        if (threadIdx.x < 2 * STEP) {
+            int i = threadIdx.x % STEP, r = first + i;
+            if (threadIdx.x < STEP) stats[stage][0][i] = r < len ? lse[(long long)h * tokens + r] * LOG2E : INF;
+            else stats[stage][1][i] = r < len ? delta[(long long)h * tokens + r] : 0.0f;
+        }
+    };
+    load_rows<ROWS>(sk, k, k_stride, len - row0);
+    load_rows<ROWS>(sv, v, v_stride, len - row0);
+    load(0);
+    copy_commit();
+
+    float gk[OUT], gv[OUT], s[32], dp[32];
+    u32 w[4][4], x[4][4];
+#pragma unroll
+    for (int i = 0; i < OUT; i++) gk[i] = gv[i] = 0.0f;
+    float c2 = scale * LOG2E;
+    u32 my_k = sk + wg * 64 * 128, my_v = sv + wg * 64 * 128;
+
+    for (int t = 0; t < count; t++) {
+        copies_done();
+        if (t + 1 < count) load(t + 1);
+        copy_commit();
+        int step = t % per_head, first = row0 + step * STEP;
+        if (step < wg) continue; // these queries come before all of this warpgroup's keys
+        int stage = t % STAGES;
+        u32 my_q = sq + stage * TILE, my_d = sd + stage * TILE;
+        products_begin();
+        scores(s, my_k, ROWS * 128, my_q, PANEL); // [keys, queries]
+        products_commit();
+        scores(dp, my_v, ROWS * 128, my_d, PANEL);
+        products_commit();
+        products_wait<1>();
+        results(s);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float2 z = *(const float2*)&stats[stage][0][n * 8 + (lane & 3) * 2];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float e = exp2_fast(fmaf(s[n * 4 + i], c2, -(i & 1 ? z.y : z.x)));
+                bool before = step == wg && first + n * 8 + (lane & 3) * 2 + (i & 1) < row + (i >> 1) * 8;
+                s[n * 4 + i] = before ? 0.0f : e;
+            }
+        }
+        as_operand<4>(w, s);
+        products_wait<0>();
+        results(dp);
+        products_begin();
+        weighted<4>(gv, w, my_d, PANEL);
+        products_commit();
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            float2 z = *(const float2*)&stats[stage][1][n * 8 + (lane & 3) * 2];
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n * 4 + i] *= dp[n * 4 + i] - (i & 1 ? z.y : z.x);
+        }
+        as_operand<4>(x, s);
+        products_begin();
+        weighted<4>(gk, x, my_q, PANEL);
+        products_commit();
+        products_wait<0>();
+        results(gk);
+        results(gv);
+    }
+    products_wait<0>();
+    results(gk);
+    results(gv);
+    store_rows(dk + (long long)start * dk_stride + kv_head * D, dk_stride, gk, row, len, scale, scale);
+    store_rows(dv + (long long)start * dv_stride + kv_head * D, dv_stride, gv, row, len, 1.0f, 1.0f);
+}
+
+// dq of 128 queries of one head, over all keys that they see.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
+                     const bf16* __restrict__ dout, const float* __restrict__ lse, const float* __restrict__ delta,
+                     bf16* __restrict__ dq, const int4* __restrict__ tiles, int heads, int group, int tokens,
+                     long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
+                     long long dq_stride, float scale) {
+    constexpr u32 TILE = STEP * D * 2, PANEL = STEP * 128;
+    int4 tile = tiles[blockIdx.x / heads];
+    int head = blockIdx.x % heads, kv_head = head / group, start = tile.x, len = tile.y, row0 = tile.z;
+    int lane = threadIdx.x & 31, wg = threadIdx.x >> 7, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    q += (long long)(start + row0) * q_stride + head * D;
+    dout += (long long)(start + row0) * dout_stride + head * D;
+    k += (long long)start * k_stride + kv_head * D;
+    v += (long long)start * v_stride + kv_head * D;
+    u32 sq = smem_base(), sd = sq + ROWS * D * 2, sk = sd + ROWS * D * 2, sv = sk + STAGES * TILE;
+    int count = (min(len, row0 + ROWS) + STEP - 1) / STEP;
+    auto load = [&](int t) {
+        int first = t * STEP;
+        u32 stage = t % STAGES * TILE;
+        load_rows<STEP>(sk + stage, k + (long long)first * k_stride, k_stride, len - first);
+        load_rows<STEP>(sv + stage, v + (long long)first * v_stride, v_stride, len - first);
+    };
+    load_rows<ROWS>(sq, q, q_stride, len - row0);
+    load_rows<ROWS>(sd, dout, dout_stride, len - row0);
+    load(0);
+    copy_commit();
+
+    float z[2], dl[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int r = row + h * 8;
+        z[h] = r < len ? lse[(long long)head * tokens + start + r] * LOG2E : INF;
+        dl[h] = r < len ? delta[(long long)head * tokens + start + r] : 0.0f;
+    }
+    float g[OUT], s[32], dp[32];
+    u32 w[4][4];
+#pragma unroll
+    for (int i = 0; i < OUT; i++) g[i] = 0.0f;
+    float c2 = scale * LOG2E;
+    int first_row = row0 + wg * 64;
+    u32 my_q = sq + wg * 64 * 128, my_d = sd + wg * 64 * 128;
+
+    for (int t = 0; t < count; t++) {
+        copies_done();
+        if (t + 1 < count) load(t + 1);
+        copy_commit();
+        int first = t * STEP;
+        if (first > first_row) continue; // no row of this warpgroup sees these keys
+        u32 stage = t % STAGES * TILE;
+        products_begin();
+        scores(s, my_q, ROWS * 128, sk + stage, PANEL);
+        products_commit();
+        scores(dp, my_d, ROWS * 128, sv + stage, PANEL);
+        products_commit();
+        products_wait<1>();
+        results(s);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float e = exp2_fast(fmaf(s[n * 4 + i], c2, -z[i >> 1]));
+                bool after = first == first_row && first + n * 8 + (lane & 3) * 2 + (i & 1) > row + (i >> 1) * 8;
+                s[n * 4 + i] = after ? 0.0f : e;
+            }
+        products_wait<0>();
+        results(dp);
+#pragma unroll
+        for (int i = 0; i < 32; i++) s[i] *= dp[i] - dl[(i >> 1) & 1];
+        as_operand<4>(w, s);
+        products_begin();
+        weighted<4>(g, w, sk + stage, PANEL);
+        products_commit();
+        products_wait<0>();
+        results(g);
+    }
+    products_wait<0>();
+    results(g);
+    store_rows(dq + (long long)start * dq_stride + head * D, dq_stride, g, row, len, scale, scale);
+}
