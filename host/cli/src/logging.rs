@@ -39,7 +39,9 @@ pub fn dry_run(output_dir: &Path, dumps: &[Dump], explained: &str) -> Result<u8,
 pub fn print(text: &str) -> Result<u8, Failure> {
     use std::io::Write;
     match writeln!(std::io::stdout().lock(), "{text}") {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(Failure::run(format_args!("standard output: {error}"))),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::run(format_args!("standard output: {error}")))
+        }
         _ => Ok(0),
     }
 }
@@ -198,7 +200,11 @@ impl End<'_> {
             ),
             _ => {
                 let save = "--ckpt.interval to save on the way";
-                let hint = if self.saves { format!("set {save}") } else { format!("add --ckpt to save at the end, or {save}") };
+                let hint = if self.saves {
+                    format!("set {save}")
+                } else {
+                    format!("add --ckpt to save at the end, or {save}")
+                };
                 format!(
                     "Metrics and rollouts are written; there is no checkpoint. Run the same command with \
                      --clean-output-dir to start again; {hint}"

@@ -398,14 +398,7 @@ impl Machine {
         let seconds = self.now - self.reported_at;
         cut.metrics.insert("time/step".to_owned(), seconds);
         let train = trained.unwrap_or_default().metrics;
-        self.observer.step(&StepReport {
-            step,
-            seconds,
-            metrics: cut.metrics,
-            train,
-            all: cut.all,
-            envs: cut.envs,
-        });
+        self.observer.step(&StepReport { step, seconds, metrics: cut.metrics, train, all: cut.all, envs: cut.envs });
         self.reported = step;
         self.reported_at = self.now;
         true

@@ -92,7 +92,8 @@ impl Inner {
         let snapshot = trainer.learner().snapshot().map_err(|e| e.to_string())?;
         self.snapshots.publish(PolicyVersion(batch.step), snapshot);
         metrics.insert("time/broadcast_weights".into(), started.elapsed().as_secs_f64());
-        if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst)) {
+        if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst))
+        {
             let started = Instant::now();
             let save = |dir: &std::path::Path| trainer.save_state(dir).map_err(|e| e.to_string());
             let saved = plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress));
