@@ -28,7 +28,7 @@ struct Variant {
 
 impl Variant {
     fn threads(&self) -> u32 {
-        if self.hopper { 256 } else { 128 }
+        if self.hopper { 384 } else { 128 }
     }
 
     fn new(c: &Context, dim: usize) -> Self {
@@ -42,8 +42,8 @@ impl Variant {
                 source: Source::AttentionHopper(dim),
                 hopper,
                 forward_bytes: bytes(QUERY_ROWS + 4 * 128, 0),
-                keys_bytes: bytes(2 * HOPPER_KEY_ROWS + 4 * 64, 0),
-                queries_bytes: bytes(2 * QUERY_ROWS + 4 * 64, 0),
+                keys_bytes: bytes(2 * HOPPER_KEY_ROWS + 6 * 64, 0),
+                queries_bytes: bytes(2 * QUERY_ROWS + 6 * 64, 0),
             }
         } else {
             Self {

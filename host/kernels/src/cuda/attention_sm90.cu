@@ -2,37 +2,75 @@
 //
 // The same functions as attention.cu with the same arguments but for the tile of keys in the backward pass: 128 rows.
 // D is 64 or 128. Tiles lie in shared memory as panels of 64 columns, rows of 128 bytes, 16-byte units exchanged by
-// their row (the 128-byte swizzle that the products read). Two warpgroups own 64 rows each and share what they read.
+// their row (the 128-byte swizzle that the products read). Two warpgroups own 64 rows each; a third copies what both read into
+// a ring of stages, so that each of the two goes on as soon as its own tile is there and they fill each other's gaps.
 
-#define PANELS (D / 64)
-#define THREADS 256
+#define WORKERS 256 // threads that compute
+#define LOADERS 128 // threads that copy, after them
+#define THREADS (LOADERS + WORKERS)
+#define STAGES 2 // of keys and of values in the forward pass
 #define LOG2E 1.4426950408889634f
 
 __device__ __forceinline__ u32 smem_base() {
     extern __shared__ __align__(1024) char shared[];
     return ((u32)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
 }
+
+// Barriers of a ring of N stages: `full` counts the loaders' arrivals, `empty` the workers' warps.
+template <int N> struct Ring { u64 full[N], empty[N]; };
+__device__ __forceinline__ u32 address(const u64* barrier) { return (u32)__cvta_generic_to_shared(barrier); }
+template <int N> __device__ __forceinline__ void ring_init(Ring<N>& r, int arrivals) {
+    if (threadIdx.x == 0)
+        for (int i = 0; i < N; i++) {
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(r.full + i)), "r"(arrivals) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(r.empty + i)), "r"(WORKERS / 32) : "memory");
+        }
+}
+__device__ __forceinline__ void arrive(const u64* barrier) {
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(address(barrier)) : "memory");
+}
+__device__ __forceinline__ void wait(const u64* barrier, int parity) {
+    asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @p bra done; bra again; done: }"
+                 ::"r"(address(barrier)), "r"(parity) : "memory");
+}
+// A worker waits for step t of a ring; what was copied is then visible to the products too.
+template <int N> __device__ __forceinline__ void wait_full(Ring<N>& r, int t) {
+    wait(r.full + t % N, (t / N) & 1);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// A worker's warp gives the stage of step t back.
+template <int N> __device__ __forceinline__ void give_back(Ring<N>& r, int t) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive(r.empty + t % N);
+}
+// A loader waits for the stage of step t to be free.
+template <int N> __device__ __forceinline__ void wait_empty(Ring<N>& r, int t) {
+    if (t >= N) wait(r.empty + t % N, (t / N + 1) & 1);
+}
+// A loader arrives at step t once everything that it asked for is there.
+template <int N> __device__ __forceinline__ void arrive_copied(Ring<N>& r, int t) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address(r.full + t % N)) : "memory");
+}
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool valid) {
     int bytes = valid ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Everything copied so far is in place, for the products too, once the block has met.
-__device__ __forceinline__ void copies_done() {
-    asm volatile("cp.async.wait_group 0; fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
-}
 
-// Asks for ROWS rows of D elements as panels; rows from `valid` on become zero.
+// A loader's part of ROWS rows of D elements as panels; rows from `valid` on become zero.
 template <int ROWS> __device__ __forceinline__ void load_rows(u32 to, const bf16* from, long long stride, int valid) {
-#pragma unroll
-    for (int i = 0; i < ROWS * D / 8 / THREADS; i++) {
-        int c = i * THREADS + threadIdx.x, row = c / (D / 8), unit = c % (D / 8);
+    int id = threadIdx.x - WORKERS, unit = id % (D / 8), first = id / (D / 8);
+    from += unit * 8;
+#pragma unroll 8
+    for (int row = first; row < ROWS; row += LOADERS / (D / 8)) {
         bool ok = row < valid;
-        u32 at = to + (unit / 8) * ROWS * 128 + row * 128 + (((unit & 7) ^ (row & 7)) << 4);
-        copy16(at, from + (ok ? row : 0) * stride + unit * 8, ok);
+        copy16(to + (unit / 8) * ROWS * 128 + row * 128 + (((unit & 7) ^ (row & 7)) << 4), from + (ok ? row : 0) * stride, ok);
     }
 }
+
+#define LOADER_REGISTERS asm volatile("setmaxnreg.dec.sync.aligned.u32 40;")
+#define WORKER_REGISTERS asm volatile("setmaxnreg.inc.sync.aligned.u32 232;")
 
 // Names a swizzled operand: 8-row groups are 1024 bytes apart; `panel` is the distance of panels, used across rows only.
 __device__ __forceinline__ u64 operand(u32 address, u32 panel) {
@@ -193,13 +231,27 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
     u32 sq = smem_base(), sk = sq + ROWS * D * 2, sv = sk + 2 * TILE, my_q = sq + (threadIdx.x >> 7) * 64 * 128;
     int count = (min(len, row0 + ROWS) + KEYS - 1) / KEYS;
 
-    load_rows<ROWS>(sq, q, q_stride, len - row0);
-    load_rows<KEYS>(sk, k, k_stride, len);
-    copy_commit();
-    copies_done();
-    load_rows<KEYS>(sv, v, v_stride, len);
-    if (count > 1) load_rows<KEYS>(sk + TILE, k + (long long)KEYS * k_stride, k_stride, len - KEYS);
-    copy_commit();
+    __shared__ Ring<STAGES> keys, values;
+    ring_init(keys, LOADERS);
+    ring_init(values, LOADERS);
+    __syncthreads();
+    if (threadIdx.x >= WORKERS) {
+        LOADER_REGISTERS;
+        load_rows<ROWS>(sq, q, q_stride, len - row0);
+        for (int t = 0; t < count; t++) {
+            u32 stage = t % STAGES * TILE;
+            int first = t * KEYS;
+            wait_empty(keys, t);
+            load_rows<KEYS>(sk + stage, k + (long long)first * k_stride, k_stride, len - first);
+            arrive_copied(keys, t);
+            wait_empty(values, t);
+            load_rows<KEYS>(sv + stage, v + (long long)first * v_stride, v_stride, len - first);
+            arrive_copied(values, t);
+        }
+        copies_done();
+        return;
+    }
+    WORKER_REGISTERS;
 
     float o[OUT], s[64], max_[2] = {-INF, -INF}, sum[2] = {0.0f, 0.0f}, old[2];
     u32 p[8][4];
@@ -238,38 +290,38 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
         }
     };
 
+    wait_full(keys, 0);
     products_begin();
     scores(s, my_q, ROWS * 128, sk, PANEL);
     products_commit();
     products_wait<0>();
     results(s);
+    give_back(keys, 0);
     softmax(0);
     as_operand<8>(p, s);
 
     for (int t = 1; t < count; t++) {
-        u32 stage = (t & 1) * TILE, other = TILE - stage;
-        copies_done();
-        int next = (t + 1) * KEYS;
-        if (t + 1 < count) load_rows<KEYS>(sk + other, k + (long long)next * k_stride, k_stride, len - next);
-        load_rows<KEYS>(sv + stage, v + (long long)t * KEYS * v_stride, v_stride, len - t * KEYS);
-        copy_commit();
+        wait_full(keys, t);
         products_begin();
-        scores(s, my_q, ROWS * 128, sk + stage, PANEL);
+        scores(s, my_q, ROWS * 128, sk + t % STAGES * TILE, PANEL);
         products_commit();
-        weighted<8>(o, p, sv + other, PANEL);
+        wait_full(values, t - 1);
+        weighted<8>(o, p, sv + (t - 1) % STAGES * TILE, PANEL);
         products_commit();
         products_wait<1>();
         results(s);
+        give_back(keys, t);
         softmax(t * KEYS);
         products_wait<0>();
         results(o);
+        give_back(values, t - 1);
 #pragma unroll
         for (int i = 0; i < OUT; i++) o[i] *= old[(i >> 1) & 1];
         as_operand<8>(p, s);
     }
-    copies_done();
+    wait_full(values, count - 1);
     products_begin();
-    weighted<8>(o, p, sv + ((count - 1) & 1) * TILE, PANEL);
+    weighted<8>(o, p, sv + (count - 1) % STAGES * TILE, PANEL);
     products_commit();
     products_wait<0>();
     results(o);
@@ -287,9 +339,8 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
     store_rows(out + (long long)start * out_stride + head * D, out_stride, o, row, len, inv[0], inv[1]);
 }
 
-#define STEP 64   // queries (dk, dv) or keys (dq) taken at a time in the backward pass
-#define STAGES 2
-
+#define STEP 64 // queries (dk, dv) or keys (dq) taken at a time in the backward pass
+#define STEP_STAGES 3
 // dk and dv of 128 keys of one key/value head, over all query heads of its group and all later queries.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
@@ -298,7 +349,7 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
                       int tokens, long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
                       long long dk_stride, long long dv_stride, float scale) {
     constexpr u32 TILE = STEP * D * 2, PANEL = STEP * 128;
-    __shared__ float stats[STAGES][2][STEP]; // lse · log2 e and delta
+    __shared__ float stats[STEP_STAGES][2][STEP]; // lse · log2 e and delta
     int4 tile = tiles[blockIdx.x / kv_heads];
     int kv_head = blockIdx.x % kv_heads, start = tile.x, len = tile.y, row0 = tile.z;
     int lane = threadIdx.x & 31, wg = threadIdx.x >> 7, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
@@ -308,23 +359,31 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
     dout += (long long)start * dout_stride + kv_head * group * D;
     lse += (long long)kv_head * group * tokens + start;
     delta += (long long)kv_head * group * tokens + start;
-    u32 sk = smem_base(), sv = sk + ROWS * D * 2, sq = sv + ROWS * D * 2, sd = sq + STAGES * TILE;
+    u32 sk = smem_base(), sv = sk + ROWS * D * 2, sq = sv + ROWS * D * 2, sd = sq + STEP_STAGES * TILE;
     int per_head = (len - row0 + STEP - 1) / STEP, count = per_head * group;
 
-    auto load = [&](int t) {
-        int stage = t % STAGES, h = t / per_head, first = row0 + (t % per_head) * STEP;
-        load_rows<STEP>(sq + stage * TILE, q + (long long)first * q_stride + h * D, q_stride, len - first);
-        load_rows<STEP>(sd + stage * TILE, dout + (long long)first * dout_stride + h * D, dout_stride, len - first);
-        if (threadIdx.x < 2 * STEP) {
-            int i = threadIdx.x % STEP, r = first + i;
-            if (threadIdx.x < STEP) stats[stage][0][i] = r < len ? lse[(long long)h * tokens + r] * LOG2E : INF;
+    __shared__ Ring<STEP_STAGES> ring;
+    ring_init(ring, 2 * LOADERS); // copies and statistics
+    __syncthreads();
+    if (threadIdx.x >= WORKERS) {
+        LOADER_REGISTERS;
+        int id = threadIdx.x - WORKERS, i = id % STEP;
+        load_rows<ROWS>(sk, k, k_stride, len - row0);
+        load_rows<ROWS>(sv, v, v_stride, len - row0);
+        for (int t = 0; t < count; t++) {
+            int stage = t % STEP_STAGES, h = t / per_head, first = row0 + (t % per_head) * STEP, r = first + i;
+            wait_empty(ring, t);
+            load_rows<STEP>(sq + stage * TILE, q + (long long)first * q_stride + h * D, q_stride, len - first);
+            load_rows<STEP>(sd + stage * TILE, dout + (long long)first * dout_stride + h * D, dout_stride, len - first);
+            arrive_copied(ring, t);
+            if (id < STEP) stats[stage][0][i] = r < len ? lse[(long long)h * tokens + r] * LOG2E : INF;
             else stats[stage][1][i] = r < len ? delta[(long long)h * tokens + r] : 0.0f;
+            arrive(ring.full + stage);
         }
-    };
-    load_rows<ROWS>(sk, k, k_stride, len - row0);
-    load_rows<ROWS>(sv, v, v_stride, len - row0);
-    load(0);
-    copy_commit();
+        copies_done();
+        return;
+    }
+    WORKER_REGISTERS;
 
     float gk[OUT], gv[OUT], s[32], dp[32];
     u32 w[4][4], x[4][4];
@@ -334,12 +393,13 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
     u32 my_k = sk + wg * 64 * 128, my_v = sv + wg * 64 * 128;
 
     for (int t = 0; t < count; t++) {
-        copies_done();
-        if (t + 1 < count) load(t + 1);
-        copy_commit();
         int step = t % per_head, first = row0 + step * STEP;
-        if (step < wg) continue; // these queries come before all of this warpgroup's keys
-        int stage = t % STAGES;
+        wait_full(ring, t);
+        if (step < wg) { // these queries come before all of this warpgroup's keys
+            give_back(ring, t);
+            continue;
+        }
+        int stage = t % STEP_STAGES;
         u32 my_q = sq + stage * TILE, my_d = sd + stage * TILE;
         products_begin();
         scores(s, my_k, ROWS * 128, my_q, PANEL); // [keys, queries]
@@ -377,6 +437,7 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
         products_wait<0>();
         results(gk);
         results(gv);
+        give_back(ring, t);
     }
     products_wait<0>();
     results(gk);
@@ -400,18 +461,27 @@ attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, con
     dout += (long long)(start + row0) * dout_stride + head * D;
     k += (long long)start * k_stride + kv_head * D;
     v += (long long)start * v_stride + kv_head * D;
-    u32 sq = smem_base(), sd = sq + ROWS * D * 2, sk = sd + ROWS * D * 2, sv = sk + STAGES * TILE;
+    u32 sq = smem_base(), sd = sq + ROWS * D * 2, sk = sd + ROWS * D * 2, sv = sk + STEP_STAGES * TILE;
     int count = (min(len, row0 + ROWS) + STEP - 1) / STEP;
-    auto load = [&](int t) {
-        int first = t * STEP;
-        u32 stage = t % STAGES * TILE;
-        load_rows<STEP>(sk + stage, k + (long long)first * k_stride, k_stride, len - first);
-        load_rows<STEP>(sv + stage, v + (long long)first * v_stride, v_stride, len - first);
-    };
-    load_rows<ROWS>(sq, q, q_stride, len - row0);
-    load_rows<ROWS>(sd, dout, dout_stride, len - row0);
-    load(0);
-    copy_commit();
+    __shared__ Ring<STEP_STAGES> ring;
+    ring_init(ring, LOADERS);
+    __syncthreads();
+    if (threadIdx.x >= WORKERS) {
+        LOADER_REGISTERS;
+        load_rows<ROWS>(sq, q, q_stride, len - row0);
+        load_rows<ROWS>(sd, dout, dout_stride, len - row0);
+        for (int t = 0; t < count; t++) {
+            int first = t * STEP;
+            u32 stage = t % STEP_STAGES * TILE;
+            wait_empty(ring, t);
+            load_rows<STEP>(sk + stage, k + (long long)first * k_stride, k_stride, len - first);
+            load_rows<STEP>(sv + stage, v + (long long)first * v_stride, v_stride, len - first);
+            arrive_copied(ring, t);
+        }
+        copies_done();
+        return;
+    }
+    WORKER_REGISTERS;
 
     float z[2], dl[2];
 #pragma unroll
@@ -429,12 +499,13 @@ attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, con
     u32 my_q = sq + wg * 64 * 128, my_d = sd + wg * 64 * 128;
 
     for (int t = 0; t < count; t++) {
-        copies_done();
-        if (t + 1 < count) load(t + 1);
-        copy_commit();
         int first = t * STEP;
-        if (first > first_row) continue; // no row of this warpgroup sees these keys
-        u32 stage = t % STAGES * TILE;
+        wait_full(ring, t);
+        if (first > first_row) { // no row of this warpgroup sees these keys
+            give_back(ring, t);
+            continue;
+        }
+        u32 stage = t % STEP_STAGES * TILE;
         products_begin();
         scores(s, my_q, ROWS * 128, sk + stage, PANEL);
         products_commit();
@@ -460,6 +531,7 @@ attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, con
         products_commit();
         products_wait<0>();
         results(g);
+        give_back(ring, t);
     }
     products_wait<0>();
     results(g);

@@ -2,11 +2,11 @@
 // Formulas are those of the CPU path (rows.rs). Weight gradients take two passes: each block sums the rows it owns in
 // order, then `sum_columns` adds the blocks in order, so results repeat bit for bit.
 
-#define ITEMS 2 // 16-byte units of a row that one thread holds; a row has at most 512 · 8 · ITEMS elements
+// ITEMS: 16-byte units of a row that one thread holds; a row has at most 512 · 8 · ITEMS elements.
 
 // h = x + add (if given; written to sum), y = h · rstd · w, rstd = 1 / sqrt(mean(h²) + eps). One block per row.
-extern "C" __global__ void __launch_bounds__(512)
-rms_norm(const bf16* __restrict__ x, const bf16* __restrict__ add, const float* __restrict__ w,
+template <int ITEMS> __device__ __forceinline__ void
+norm_rows(const bf16* __restrict__ x, const bf16* __restrict__ add, const float* __restrict__ w,
                                     bf16* __restrict__ sum, bf16* __restrict__ y, float* __restrict__ rstd, int hidden, float eps) {
     __shared__ float scratch[33];
     long long base = (long long)blockIdx.x * hidden;
@@ -47,8 +47,8 @@ rms_norm(const bf16* __restrict__ x, const bf16* __restrict__ add, const float* 
 }
 
 // dx = through (if given) + rstd · (dy · w − h · rstd² · mean(dy · w · h)); partial[block] = Σ rows dy · h · rstd.
-extern "C" __global__ void __launch_bounds__(512)
-rms_norm_backward(const bf16* __restrict__ h, const float* __restrict__ rstd, const float* __restrict__ w,
+template <int ITEMS> __device__ __forceinline__ void
+norm_rows_backward(const bf16* __restrict__ h, const float* __restrict__ rstd, const float* __restrict__ w,
                                              const bf16* __restrict__ dy, const bf16* __restrict__ through, bf16* __restrict__ dx,
                                              float* __restrict__ partial, int rows, int hidden) {
     __shared__ float scratch[33];
@@ -105,6 +105,18 @@ rms_norm_backward(const bf16* __restrict__ h, const float* __restrict__ rstd, co
         }
     }
 }
+
+#define NORM(NAME, ITEMS) \
+    extern "C" __global__ void __launch_bounds__(512) rms_norm_##NAME(const bf16* x, const bf16* add, const float* w, bf16* sum, bf16* y, \
+                                                                     float* rstd, int hidden, float eps) { \
+        norm_rows<ITEMS>(x, add, w, sum, y, rstd, hidden, eps); \
+    } \
+    extern "C" __global__ void __launch_bounds__(512) rms_norm_backward_##NAME( \
+        const bf16* h, const float* rstd, const float* w, const bf16* dy, const bf16* through, bf16* dx, float* partial, int rows, int hidden) { \
+        norm_rows_backward<ITEMS>(h, rstd, w, dy, through, dx, partial, rows, hidden); \
+    }
+NORM(narrow, 1)
+NORM(wide, 2)
 
 // out[c] += Σ rows x[row · ld + c]. A block of 32 × 16 threads owns 32 columns.
 extern "C" __global__ void __launch_bounds__(512)
@@ -165,30 +177,41 @@ __device__ __forceinline__ void angle(const float* cos, const float* sin, int po
     }
 }
 
+#define HEADS 4 // that a warp has in flight at once
+
 // Head norm (where weights are given) and rotation (a, b) → (a cos − b sin, b cos + a sin) of the q and k heads of rows
-// [q | k | v]. One warp per token and head.
+// [q | k | v]. One warp per token and HEADS heads.
 extern "C" __global__ void __launch_bounds__(256)
 rope(const bf16* __restrict__ qkv, const float* __restrict__ wq, const float* __restrict__ wk, const float* __restrict__ cos,
      const float* __restrict__ sin, const int* __restrict__ positions, bf16* __restrict__ q, bf16* __restrict__ k, int tokens, int heads,
      int kv_heads, int dim, int limit, float eps) {
-    int lane = threadIdx.x & 31, all = heads + kv_heads;
+    int lane = threadIdx.x & 31, all = heads + kv_heads, parts = (all + HEADS - 1) / HEADS;
     long long i = (long long)blockIdx.x * 8 + (threadIdx.x >> 5);
-    if (i >= (long long)tokens * all) return;
-    long long t = i / all;
-    int head = i % all;
-    bool on = lane < dim / 4, is_q = head < heads;
-    const float* w = is_q ? wq : wk;
-    Head x = head_load(qkv + t * (all + kv_heads) * dim + head * dim, dim, lane, on);
-    if (w) {
-        float r = head_rstd(x, dim, eps);
-        Head ws = head_weight(w, dim, lane, on);
+    if (i >= (long long)tokens * parts) return;
+    long long t = i / parts;
+    int first = (int)(i % parts) * HEADS;
+    bool on = lane < dim / 4;
+    const bf16* from = qkv + (t * (all + kv_heads) + first) * dim;
+    Head x[HEADS];
 #pragma unroll
-        for (int j = 0; j < 2; j++) { x.a[j] *= r * ws.a[j]; x.b[j] *= r * ws.b[j]; }
-    }
+    for (int n = 0; n < HEADS; n++) x[n] = head_load(from + n * dim, dim, lane, on && first + n < all);
     float2 c, s;
     angle(cos, sin, positions[t], limit, dim, lane, c, s);
-    Head y = {{x.a[0] * c.x - x.b[0] * s.x, x.a[1] * c.y - x.b[1] * s.y}, {x.b[0] * c.x + x.a[0] * s.x, x.b[1] * c.y + x.a[1] * s.y}};
-    head_store(is_q ? q + (t * heads + head) * dim : k + (t * kv_heads + head - heads) * dim, dim, lane, on, y);
+#pragma unroll
+    for (int n = 0; n < HEADS; n++) {
+        int head = first + n;
+        const float* w = head < heads ? wq : wk;
+        if (w) {
+            float r = head_rstd(x[n], dim, eps);
+            Head ws = head_weight(w, dim, lane, on);
+#pragma unroll
+            for (int j = 0; j < 2; j++) { x[n].a[j] *= r * ws.a[j]; x[n].b[j] *= r * ws.b[j]; }
+        }
+        Head y = {{x[n].a[0] * c.x - x[n].b[0] * s.x, x[n].a[1] * c.y - x[n].b[1] * s.y},
+                  {x[n].b[0] * c.x + x[n].a[0] * s.x, x[n].b[1] * c.y + x[n].a[1] * s.y}};
+        bf16* to = head < heads ? q + (t * heads + head) * dim : k + (t * kv_heads + head - heads) * dim;
+        head_store(to, dim, lane, on && head < all, y);
+    }
 }
 
 // Gradient of `rope` into the q and k parts of dqkv; partial[block][2 · dim] holds those of the two norm weights.
@@ -197,35 +220,46 @@ rope_backward(const bf16* __restrict__ qkv, const float* __restrict__ wq, const 
               const float* __restrict__ sin, const int* __restrict__ positions, const bf16* __restrict__ dq, const bf16* __restrict__ dk,
               bf16* __restrict__ dqkv, float* __restrict__ partial, int tokens, int heads, int kv_heads, int dim, int limit, float eps) {
     __shared__ float sums[8][256];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, all = heads + kv_heads;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, all = heads + kv_heads, parts = (all + HEADS - 1) / HEADS;
     bool on = lane < dim / 4;
     Head weight[2] = {head_weight(wq, dim, lane, on), head_weight(wk, dim, lane, on)};
     Head dw[2] = {};
-    for (long long i = (long long)blockIdx.x * 8 + warp; i < (long long)tokens * all; i += (long long)gridDim.x * 8) {
-        long long t = i / all, row = t * (all + kv_heads) * dim;
-        int head = i % all;
-        bool is_q = head < heads;
-        Head g = head_load(is_q ? dq + (t * heads + head) * dim : dk + (t * kv_heads + head - heads) * dim, dim, lane, on);
+    for (long long i = (long long)blockIdx.x * 8 + warp; i < (long long)tokens * parts; i += (long long)gridDim.x * 8) {
+        long long t = i / parts;
+        int first = (int)(i % parts) * HEADS;
+        long long row = (t * (all + kv_heads) + first) * dim;
+        Head g[HEADS], x[HEADS];
+#pragma unroll
+        for (int n = 0; n < HEADS; n++) {
+            int head = first + n;
+            bool here = on && head < all;
+            g[n] = head_load(head < heads ? dq + (t * heads + head) * dim : dk + (t * kv_heads + head - heads) * dim, dim, lane, here);
+            x[n] = head_load(qkv + row + n * dim, dim, lane, here && (head < heads ? wq : wk) != 0);
+        }
         float2 c, s;
         angle(cos, sin, positions[t], limit, dim, lane, c, s);
-        Head d = {{g.a[0] * c.x + g.b[0] * s.x, g.a[1] * c.y + g.b[1] * s.y}, {g.b[0] * c.x - g.a[0] * s.x, g.b[1] * c.y - g.a[1] * s.y}};
-        if (is_q ? wq != 0 : wk != 0) {
-            Head x = head_load(qkv + row + head * dim, dim, lane, on);
-            float r = head_rstd(x, dim, eps), dot = 0.0f;
-            Head w = is_q ? weight[0] : weight[1];
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float wa = d.a[j] * (x.a[j] * r), wb = d.b[j] * (x.b[j] * r);
-                if (is_q) { dw[0].a[j] += wa; dw[0].b[j] += wb; } else { dw[1].a[j] += wa; dw[1].b[j] += wb; }
-                d.a[j] *= w.a[j];
-                d.b[j] *= w.b[j];
-                dot += d.a[j] * x.a[j] + d.b[j] * x.b[j];
+        for (int n = 0; n < HEADS; n++) {
+            bool is_q = first + n < heads;
+            Head d = {{g[n].a[0] * c.x + g[n].b[0] * s.x, g[n].a[1] * c.y + g[n].b[1] * s.y},
+                      {g[n].b[0] * c.x - g[n].a[0] * s.x, g[n].b[1] * c.y - g[n].a[1] * s.y}};
+            if (is_q ? wq != 0 : wk != 0) {
+                float r = head_rstd(x[n], dim, eps), dot = 0.0f;
+                Head w = is_q ? weight[0] : weight[1];
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    float wa = d.a[j] * (x[n].a[j] * r), wb = d.b[j] * (x[n].b[j] * r);
+                    if (is_q) { dw[0].a[j] += wa; dw[0].b[j] += wb; } else { dw[1].a[j] += wa; dw[1].b[j] += wb; }
+                    d.a[j] *= w.a[j];
+                    d.b[j] *= w.b[j];
+                    dot += d.a[j] * x[n].a[j] + d.b[j] * x[n].b[j];
+                }
+                float m = warp_sum(dot) * r * r / dim;
+#pragma unroll
+                for (int j = 0; j < 2; j++) { d.a[j] = r * (d.a[j] - m * x[n].a[j]); d.b[j] = r * (d.b[j] - m * x[n].b[j]); }
             }
-            float m = warp_sum(dot) * r * r / dim;
-#pragma unroll
-            for (int j = 0; j < 2; j++) { d.a[j] = r * (d.a[j] - m * x.a[j]); d.b[j] = r * (d.b[j] - m * x.b[j]); }
+            head_store(dqkv + row + n * dim, dim, lane, on && first + n < all, d);
         }
-        head_store(dqkv + row + head * dim, dim, lane, on, d);
     }
     if (!partial) return;
     if (on)

@@ -10,8 +10,8 @@ use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
 use super::{CudaError, check, holds};
 
-/// 16-byte units of a row that one thread holds; as in `rows.cu`.
-const ITEMS: usize = 2;
+/// Heads that one warp rotates; as in `rows.cu`.
+const HEADS: usize = 4;
 
 /// Cosines and sines of positions on the GPU.
 pub struct RopeTable {
@@ -68,12 +68,18 @@ fn check_width(op: &'static str, width: usize) -> Result<(), CudaError> {
     check(op, width > 0 && width.is_multiple_of(8), || format!("rows of {width} elements; a multiple of 8 is needed"))
 }
 
-/// Threads for a row, whole warps.
-fn row_threads(op: &'static str, hidden: usize) -> Result<u32, CudaError> {
+/// The kernel for rows of a width, of one for narrow and one for wide rows, and its threads, whole warps.
+fn for_width(
+    op: &'static str,
+    [narrow, wide]: [&'static str; 2],
+    hidden: usize,
+) -> Result<((Source, &'static str), u32), CudaError> {
+    const MOST: usize = 512;
     check_width(op, hidden)?;
-    let threads = (hidden / 8).div_ceil(ITEMS).next_multiple_of(32);
-    check(op, threads <= 512, || format!("rows of {hidden} elements; at most {} are supported", 512 * 8 * ITEMS))?;
-    Ok(threads as u32)
+    let units = hidden / 8;
+    check(op, units <= 2 * MOST, || format!("rows of {hidden} elements; at most {} are supported", 16 * MOST))?;
+    let (name, threads) = if units <= MOST { (narrow, units) } else { (wide, units.div_ceil(2)) };
+    Ok(((Source::Rows, name), threads.next_multiple_of(32) as u32))
 }
 
 fn null_or(x: Option<u64>) -> u64 {
@@ -97,7 +103,7 @@ impl Context {
         rstd: Out<'_, f32>,
     ) -> Result<(), CudaError> {
         const OP: &str = "RMSNorm";
-        let threads = row_threads(OP, hidden)?;
+        let (kernel, threads) = for_width(OP, ["rms_norm_narrow", "rms_norm_wide"], hidden)?;
         let all = rows * hidden;
         for (name, len) in [("x", x.len()), ("y", y.len())] {
             holds(OP, name, len, all)?;
@@ -113,7 +119,7 @@ impl Context {
         // SAFETY: arguments are those of `rms_norm`; buffers were checked.
         unsafe {
             self.launch(
-                (Source::Rows, "rms_norm"),
+                kernel,
                 (grid(OP, rows)?, 1),
                 (threads, 1),
                 0,
@@ -156,7 +162,7 @@ impl Context {
         grads: NormGrads<'_>,
     ) -> Result<(), CudaError> {
         const OP: &str = "RMSNorm's gradient";
-        let threads = row_threads(OP, hidden)?;
+        let (kernel, threads) = for_width(OP, ["rms_norm_backward_narrow", "rms_norm_backward_wide"], hidden)?;
         for (name, len) in [("h", h.len()), ("dy", dy.len()), ("dx", dx.len())] {
             holds(OP, name, len, rows * hidden)?;
         }
@@ -175,7 +181,7 @@ impl Context {
         // SAFETY: arguments are those of `rms_norm_backward`; buffers were checked.
         unsafe {
             self.launch(
-                (Source::Rows, "rms_norm_backward"),
+                kernel,
                 (blocks, 1),
                 (threads, 1),
                 0,
@@ -261,7 +267,7 @@ impl Context {
             holds(OP, "norm weight", w.len(), shape.dim)?;
         }
         let [wq, wk] = weights.map_or([0, 0], |w| w.map(|w| self.address(w)));
-        let warps = tokens * (shape.heads + shape.kv_heads);
+        let warps = tokens * (shape.heads + shape.kv_heads).div_ceil(HEADS);
         // SAFETY: arguments are those of `rope`; buffers were checked.
         unsafe {
             self.launch(
@@ -308,7 +314,7 @@ impl Context {
         let tokens = positions.len();
         shape.check(OP, tokens, qkv.len().min(dqkv.len()), dq.len(), dk.len())?;
         check(OP, table.half * 2 == shape.dim, || "the table is for another head dimension".to_owned())?;
-        let warps = tokens * (shape.heads + shape.kv_heads);
+        let warps = tokens * (shape.heads + shape.kv_heads).div_ceil(HEADS);
         if warps == 0 {
             return Ok(());
         }
