@@ -73,9 +73,14 @@ template <int ROWS> __device__ __forceinline__ void load_rows(u32 to, const bf16
 #define WORKER_REGISTERS asm volatile("setmaxnreg.inc.sync.aligned.u32 232;")
 
 // Names a swizzled operand: 8-row groups are 1024 bytes apart; `panel` is the distance of panels, used across rows only.
-__device__ __forceinline__ u64 operand(u32 address, u32 panel) {
-    return (u64)((address & 0x3ffff) >> 4) | (u64)(panel >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+// `more` bytes further on, in the address's part alone, so that only that part is computed.
+__device__ __forceinline__ u64 operand(u32 address, u32 panel, u32 more) {
+    u64 name;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(name) : "r"((address >> 4 | panel << 12) + (more >> 4)), "r"(1024u >> 4 | 1u << 30));
+    return name;
 }
+// The thread's warpgroup, known to be the same for a whole warp, as operands must be.
+__device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, (int)threadIdx.x >> 7, 0); }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
@@ -173,7 +178,7 @@ __device__ __forceinline__ void wgmma_r128(float (&d)[64], const u32* a, u64 b) 
 __device__ __forceinline__ void scores(float (&c)[32], u32 a, u32 pa, u32 b, u32 pb) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        u64 x = operand(a + (k / 4) * pa + (k % 4) * 32, 16), y = operand(b + (k / 4) * pb + (k % 4) * 32, 16);
+        u64 x = operand(a, 16, (k / 4) * pa + (k % 4) * 32), y = operand(b, 16, (k / 4) * pb + (k % 4) * 32);
         if (k == 0) wgmma_first64(c, x, y);
         else wgmma_s64(c, x, y);
     }
@@ -181,7 +186,7 @@ __device__ __forceinline__ void scores(float (&c)[32], u32 a, u32 pa, u32 b, u32
 __device__ __forceinline__ void scores(float (&c)[64], u32 a, u32 pa, u32 b, u32 pb) {
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        u64 x = operand(a + (k / 4) * pa + (k % 4) * 32, 16), y = operand(b + (k / 4) * pb + (k % 4) * 32, 16);
+        u64 x = operand(a, 16, (k / 4) * pa + (k % 4) * 32), y = operand(b, 16, (k / 4) * pb + (k % 4) * 32);
         if (k == 0) wgmma_first128(c, x, y);
         else wgmma_s128(c, x, y);
     }
@@ -189,7 +194,7 @@ __device__ __forceinline__ void scores(float (&c)[64], u32 a, u32 pa, u32 b, u32
 // c[64 × D] += w[64 × 16·STEPS] · rows at `b`, whose panels are `pb` bytes apart.
 template <int STEPS> __device__ __forceinline__ void weighted(float (&c)[OUT], const u32 (*w)[4], u32 b, u32 pb) {
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) wgmma_rd(c, w[k], operand(b + k * 16 * 128, pb));
+    for (int k = 0; k < STEPS; k++) wgmma_rd(c, w[k], operand(b, pb, k * 16 * 128));
 }
 // Results as the left operand of the next product.
 template <int STEPS> __device__ __forceinline__ void as_operand(u32 (*w)[4], const float* c) {
@@ -227,8 +232,8 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
     q += (long long)(start + row0) * q_stride + head * D;
     k += (long long)start * k_stride + kv_head * D;
     v += (long long)start * v_stride + kv_head * D;
-    int lane = threadIdx.x & 31, first_row = row0 + (threadIdx.x >> 7) * 64, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
-    u32 sq = smem_base(), sk = sq + ROWS * D * 2, sv = sk + 2 * TILE, my_q = sq + (threadIdx.x >> 7) * 64 * 128;
+    int lane = threadIdx.x & 31, first_row = row0 + warpgroup() * 64, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    u32 sq = smem_base(), sk = sq + ROWS * D * 2, sv = sk + 2 * TILE, my_q = sq + warpgroup() * 64 * 128;
     int count = (min(len, row0 + ROWS) + KEYS - 1) / KEYS;
 
     __shared__ Ring<STAGES> keys, values;
@@ -352,7 +357,7 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
     __shared__ float stats[STEP_STAGES][2][STEP]; // lse · log2 e and delta
     int4 tile = tiles[blockIdx.x / kv_heads];
     int kv_head = blockIdx.x % kv_heads, start = tile.x, len = tile.y, row0 = tile.z;
-    int lane = threadIdx.x & 31, wg = threadIdx.x >> 7, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    int lane = threadIdx.x & 31, wg = warpgroup(), row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
     k += (long long)(start + row0) * k_stride + kv_head * D;
     v += (long long)(start + row0) * v_stride + kv_head * D;
     q += (long long)start * q_stride + kv_head * group * D;
@@ -456,7 +461,7 @@ attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, con
     constexpr u32 TILE = STEP * D * 2, PANEL = STEP * 128;
     int4 tile = tiles[blockIdx.x / heads];
     int head = blockIdx.x % heads, kv_head = head / group, start = tile.x, len = tile.y, row0 = tile.z;
-    int lane = threadIdx.x & 31, wg = threadIdx.x >> 7, row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
+    int lane = threadIdx.x & 31, wg = warpgroup(), row = row0 + (threadIdx.x >> 5) * 16 + (lane >> 2);
     q += (long long)(start + row0) * q_stride + head * D;
     dout += (long long)(start + row0) * dout_stride + head * D;
     k += (long long)start * k_stride + kv_head * D;

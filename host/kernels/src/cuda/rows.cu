@@ -147,37 +147,46 @@ extern "C" __global__ void rope_table(const float* __restrict__ inv_freq, float*
     sin[i] = s * factor;
 }
 
-// One warp's view of a head: lane l < dim / 4 holds elements 2l, 2l + 1 of each half.
-struct Head { float a[2], b[2]; };
+// Eight lanes hold a head: lane l < dim / 16 of them has elements 8l .. 8l + 7 of each half. A warp holds four heads.
+struct Head { float a[8], b[8]; };
+#define HEADS 4
 __device__ __forceinline__ Head head_load(const bf16* p, int dim, int lane, bool on) {
-    u32 a = 0, b = 0;
-    if (on) { a = ((const u32*)p)[lane]; b = ((const u32*)p)[dim / 4 + lane]; }
-    return {{low_f32(a), high_f32(a)}, {low_f32(b), high_f32(b)}};
+    uint4 a = make_uint4(0, 0, 0, 0), b = a;
+    if (on) { a = ((const uint4*)p)[lane]; b = ((const uint4*)p)[dim / 16 + lane]; }
+    Head h;
+    unpack8(a, h.a);
+    unpack8(b, h.b);
+    return h;
 }
-__device__ __forceinline__ void head_store(bf16* p, int dim, int lane, bool on, Head h) {
-    if (on) { ((u32*)p)[lane] = pack_bf16(h.a[0], h.a[1]); ((u32*)p)[dim / 4 + lane] = pack_bf16(h.b[0], h.b[1]); }
+__device__ __forceinline__ void head_store(bf16* p, int dim, int lane, bool on, const Head& h) {
+    if (on) { ((uint4*)p)[lane] = pack8(h.a); ((uint4*)p)[dim / 16 + lane] = pack8(h.b); }
 }
-__device__ __forceinline__ Head head_weight(const float* w, int dim, int lane, bool on) {
-    if (!w || !on) return {{1.0f, 1.0f}, {1.0f, 1.0f}};
-    float2 a = ((const float2*)w)[lane], b = ((const float2*)w)[dim / 4 + lane];
-    return {{a.x, a.y}, {b.x, b.y}};
+__device__ __forceinline__ void floats8(const float* p, float* x, bool on, float other) {
+    float4 a = make_float4(other, other, other, other), b = a;
+    if (on) { a = ((const float4*)p)[0]; b = ((const float4*)p)[1]; }
+    x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w;
+    x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
 }
-__device__ __forceinline__ float head_rstd(Head h, int dim, float eps) {
-    return 1.0f / sqrtf(warp_sum(h.a[0] * h.a[0] + h.a[1] * h.a[1] + h.b[0] * h.b[0] + h.b[1] * h.b[1]) / dim + eps);
+__device__ __forceinline__ float head_sum(float x) {
+#pragma unroll
+    for (int i = 4; i > 0; i >>= 1) x += __shfl_xor_sync(0xffffffffu, x, i);
+    return x;
 }
-
-// This lane's two cosines and sines of a position; NaN outside the table's `limit` positions, 0 in lanes without elements.
-__device__ __forceinline__ void angle(const float* cos, const float* sin, int position, int limit, int dim, int lane, float2& c, float2& s) {
-    bool on = lane < dim / 4;
-    c = s = on ? make_float2(NAN_, NAN_) : make_float2(0.0f, 0.0f);
-    if (on && (u32)position < (u32)limit) {
-        long long p = (long long)position * (dim / 4) + lane;
-        c = ((const float2*)cos)[p];
-        s = ((const float2*)sin)[p];
-    }
+__device__ __forceinline__ float head_rstd(const Head& h, int dim, float eps) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 8; j++) sum = fmaf(h.a[j], h.a[j], fmaf(h.b[j], h.b[j], sum));
+    return 1.0f / sqrtf(head_sum(sum) / dim + eps);
 }
-
-#define HEADS 4 // that a warp has in flight at once
+// This lane's cosines and sines of a position; NaN outside the table's `limit` positions, 0 in lanes without elements.
+__device__ __forceinline__ Head angle(const float* cos, const float* sin, int position, int limit, int dim, int lane, bool on) {
+    bool known = (u32)position < (u32)limit;
+    long long at = (long long)position * (dim / 2) + lane * 8;
+    Head h;
+    floats8(cos + at, h.a, on && known, known ? 0.0f : NAN_);
+    floats8(sin + at, h.b, on && known, known ? 0.0f : NAN_);
+    return h;
+}
 
 // Head norm (where weights are given) and rotation (a, b) → (a cos − b sin, b cos + a sin) of the q and k heads of rows
 // [q | k | v]. One warp per token and HEADS heads.
@@ -185,33 +194,30 @@ extern "C" __global__ void __launch_bounds__(256)
 rope(const bf16* __restrict__ qkv, const float* __restrict__ wq, const float* __restrict__ wk, const float* __restrict__ cos,
      const float* __restrict__ sin, const int* __restrict__ positions, bf16* __restrict__ q, bf16* __restrict__ k, int tokens, int heads,
      int kv_heads, int dim, int limit, float eps) {
-    int lane = threadIdx.x & 31, all = heads + kv_heads, parts = (all + HEADS - 1) / HEADS;
-    long long i = (long long)blockIdx.x * 8 + (threadIdx.x >> 5);
-    if (i >= (long long)tokens * parts) return;
-    long long t = i / parts;
-    int first = (int)(i % parts) * HEADS;
-    bool on = lane < dim / 4;
-    const bf16* from = qkv + (t * (all + kv_heads) + first) * dim;
-    Head x[HEADS];
+    int lane = threadIdx.x & 7, all = heads + kv_heads, parts = (all + HEADS - 1) / HEADS;
+    int i = blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (i >= tokens * parts) return;
+    int t = i / parts, head = i % parts * HEADS + ((threadIdx.x >> 3) & 3);
+    bool is_q = head < heads, on = lane < dim / 16 && head < all;
+    Head x = head_load(qkv + ((long long)t * (all + kv_heads) + head) * dim, dim, lane, on);
+    Head r = angle(cos, sin, positions[t], limit, dim, lane, on);
+    if (wq) {
+        float scale = head_rstd(x, dim, eps);
+        const float* w = (is_q ? wq : wk) + lane * 8;
+        float wa[8], wb[8];
+        floats8(w, wa, on, 0.0f);
+        floats8(w + dim / 2, wb, on, 0.0f);
 #pragma unroll
-    for (int n = 0; n < HEADS; n++) x[n] = head_load(from + n * dim, dim, lane, on && first + n < all);
-    float2 c, s;
-    angle(cos, sin, positions[t], limit, dim, lane, c, s);
-#pragma unroll
-    for (int n = 0; n < HEADS; n++) {
-        int head = first + n;
-        const float* w = head < heads ? wq : wk;
-        if (w) {
-            float r = head_rstd(x[n], dim, eps);
-            Head ws = head_weight(w, dim, lane, on);
-#pragma unroll
-            for (int j = 0; j < 2; j++) { x[n].a[j] *= r * ws.a[j]; x[n].b[j] *= r * ws.b[j]; }
-        }
-        Head y = {{x[n].a[0] * c.x - x[n].b[0] * s.x, x[n].a[1] * c.y - x[n].b[1] * s.y},
-                  {x[n].b[0] * c.x + x[n].a[0] * s.x, x[n].b[1] * c.y + x[n].a[1] * s.y}};
-        bf16* to = head < heads ? q + (t * heads + head) * dim : k + (t * kv_heads + head - heads) * dim;
-        head_store(to, dim, lane, on && head < all, y);
+        for (int j = 0; j < 8; j++) { x.a[j] *= scale * wa[j]; x.b[j] *= scale * wb[j]; }
     }
+    Head y;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        y.a[j] = x.a[j] * r.a[j] - x.b[j] * r.b[j];
+        y.b[j] = x.b[j] * r.a[j] + x.a[j] * r.b[j];
+    }
+    bf16* to = is_q ? q + ((long long)t * heads + head) * dim : k + ((long long)t * kv_heads + head - heads) * dim;
+    head_store(to, dim, lane, on, y);
 }
 
 // Gradient of `rope` into the q and k parts of dqkv; partial[block][2 · dim] holds those of the two norm weights.
@@ -219,62 +225,55 @@ extern "C" __global__ void __launch_bounds__(256)
 rope_backward(const bf16* __restrict__ qkv, const float* __restrict__ wq, const float* __restrict__ wk, const float* __restrict__ cos,
               const float* __restrict__ sin, const int* __restrict__ positions, const bf16* __restrict__ dq, const bf16* __restrict__ dk,
               bf16* __restrict__ dqkv, float* __restrict__ partial, int tokens, int heads, int kv_heads, int dim, int limit, float eps) {
-    __shared__ float sums[8][256];
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, all = heads + kv_heads, parts = (all + HEADS - 1) / HEADS;
-    bool on = lane < dim / 4;
-    Head weight[2] = {head_weight(wq, dim, lane, on), head_weight(wk, dim, lane, on)};
-    Head dw[2] = {};
-    for (long long i = (long long)blockIdx.x * 8 + warp; i < (long long)tokens * parts; i += (long long)gridDim.x * 8) {
-        long long t = i / parts;
-        int first = (int)(i % parts) * HEADS;
-        long long row = (t * (all + kv_heads) + first) * dim;
-        Head g[HEADS], x[HEADS];
+    __shared__ float sums[32][257];
+    int lane = threadIdx.x & 7, slot = threadIdx.x >> 3, all = heads + kv_heads, parts = (all + HEADS - 1) / HEADS;
+    Head dwq = {}, dwk = {};
+    for (int i = blockIdx.x * 8 + (threadIdx.x >> 5); i < tokens * parts; i += gridDim.x * 8) {
+        int t = i / parts, head = i % parts * HEADS + (slot & 3);
+        bool is_q = head < heads, on = lane < dim / 16 && head < all;
+        long long row = ((long long)t * (all + kv_heads) + head) * dim;
+        const bf16* from = is_q ? dq + ((long long)t * heads + head) * dim : dk + ((long long)t * kv_heads + head - heads) * dim;
+        Head d = head_load(from, dim, lane, on), x = head_load(qkv + row, dim, lane, on && wq);
+        Head r = angle(cos, sin, positions[t], limit, dim, lane, on);
 #pragma unroll
-        for (int n = 0; n < HEADS; n++) {
-            int head = first + n;
-            bool here = on && head < all;
-            g[n] = head_load(head < heads ? dq + (t * heads + head) * dim : dk + (t * kv_heads + head - heads) * dim, dim, lane, here);
-            x[n] = head_load(qkv + row + n * dim, dim, lane, here && (head < heads ? wq : wk) != 0);
+        for (int j = 0; j < 8; j++) {
+            float a = d.a[j], b = d.b[j];
+            d.a[j] = a * r.a[j] + b * r.b[j];
+            d.b[j] = b * r.a[j] - a * r.b[j];
         }
-        float2 c, s;
-        angle(cos, sin, positions[t], limit, dim, lane, c, s);
+        if (wq) {
+            const float* w = (is_q ? wq : wk) + lane * 8;
+            float scale = head_rstd(x, dim, eps), dot = 0.0f, wa[8], wb[8];
+            floats8(w, wa, on, 0.0f);
+            floats8(w + dim / 2, wb, on, 0.0f);
 #pragma unroll
-        for (int n = 0; n < HEADS; n++) {
-            bool is_q = first + n < heads;
-            Head d = {{g[n].a[0] * c.x + g[n].b[0] * s.x, g[n].a[1] * c.y + g[n].b[1] * s.y},
-                      {g[n].b[0] * c.x - g[n].a[0] * s.x, g[n].b[1] * c.y - g[n].a[1] * s.y}};
-            if (is_q ? wq != 0 : wk != 0) {
-                float r = head_rstd(x[n], dim, eps), dot = 0.0f;
-                Head w = is_q ? weight[0] : weight[1];
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    float wa = d.a[j] * (x[n].a[j] * r), wb = d.b[j] * (x[n].b[j] * r);
-                    if (is_q) { dw[0].a[j] += wa; dw[0].b[j] += wb; } else { dw[1].a[j] += wa; dw[1].b[j] += wb; }
-                    d.a[j] *= w.a[j];
-                    d.b[j] *= w.b[j];
-                    dot += d.a[j] * x[n].a[j] + d.b[j] * x[n].b[j];
-                }
-                float m = warp_sum(dot) * r * r / dim;
-#pragma unroll
-                for (int j = 0; j < 2; j++) { d.a[j] = r * (d.a[j] - m * x[n].a[j]); d.b[j] = r * (d.b[j] - m * x[n].b[j]); }
+            for (int j = 0; j < 8; j++) {
+                float ga = d.a[j] * (x.a[j] * scale), gb = d.b[j] * (x.b[j] * scale);
+                if (is_q) { dwq.a[j] += ga; dwq.b[j] += gb; } else { dwk.a[j] += ga; dwk.b[j] += gb; }
+                d.a[j] *= wa[j];
+                d.b[j] *= wb[j];
+                dot = fmaf(d.a[j], x.a[j], fmaf(d.b[j], x.b[j], dot));
             }
-            head_store(dqkv + row + n * dim, dim, lane, on && first + n < all, d);
+            float m = head_sum(dot) * scale * scale / dim;
+#pragma unroll
+            for (int j = 0; j < 8; j++) { d.a[j] = scale * (d.a[j] - m * x.a[j]); d.b[j] = scale * (d.b[j] - m * x.b[j]); }
         }
+        head_store(dqkv + row, dim, lane, on, d);
     }
     if (!partial) return;
-    if (on)
+    if (lane < dim / 16)
 #pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                sums[warp][n * dim + lane * 2 + j] = dw[n].a[j];
-                sums[warp][n * dim + dim / 2 + lane * 2 + j] = dw[n].b[j];
-            }
+        for (int j = 0; j < 8; j++) {
+            sums[slot][lane * 8 + j] = dwq.a[j];
+            sums[slot][dim / 2 + lane * 8 + j] = dwq.b[j];
+            sums[slot][dim + lane * 8 + j] = dwk.a[j];
+            sums[slot][dim + dim / 2 + lane * 8 + j] = dwk.b[j];
+        }
     __syncthreads();
     if (threadIdx.x < 2 * dim) {
         float total = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) total += sums[i][threadIdx.x];
+        for (int i = 0; i < 32; i++) total += sums[i][threadIdx.x];
         partial[(long long)blockIdx.x * 2 * dim + threadIdx.x] = total;
     }
 }

@@ -10,7 +10,7 @@ use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
 use super::{CudaError, check, holds};
 
-/// Heads that one warp rotates; as in `rows.cu`.
+/// Heads that one warp holds; as in `rows.cu`.
 const HEADS: usize = 4;
 
 /// Cosines and sines of positions on the GPU.
@@ -28,18 +28,23 @@ pub struct HeadShape {
     pub heads: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Elements of a head: a multiple of 4, at most 128.
+    /// Elements of a head: a multiple of 16, at most 128.
     pub dim: usize,
     /// The head norms' epsilon.
     pub eps: f32,
 }
 
 impl HeadShape {
+    fn warps(&self, tokens: usize) -> usize {
+        tokens * (self.heads + self.kv_heads).div_ceil(HEADS)
+    }
+
     fn check(&self, op: &'static str, tokens: usize, qkv: usize, q: usize, k: usize) -> Result<(), CudaError> {
         let Self { heads, kv_heads, dim, .. } = *self;
-        check(op, dim.is_multiple_of(4) && (4..=128).contains(&dim), || {
-            format!("head dimension {dim} is not a multiple of 4 up to 128")
+        check(op, dim.is_multiple_of(16) && (16..=128).contains(&dim), || {
+            format!("head dimension {dim} is not a multiple of 16 up to 128")
         })?;
+        int(op, self.warps(tokens))?;
         holds(op, "rows [q | k | v]", qkv, tokens * (heads + 2 * kv_heads) * dim)?;
         holds(op, "q", q, tokens * heads * dim)?;
         holds(op, "k", k, tokens * kv_heads * dim)
@@ -267,7 +272,7 @@ impl Context {
             holds(OP, "norm weight", w.len(), shape.dim)?;
         }
         let [wq, wk] = weights.map_or([0, 0], |w| w.map(|w| self.address(w)));
-        let warps = tokens * (shape.heads + shape.kv_heads).div_ceil(HEADS);
+        let warps = shape.warps(tokens);
         // SAFETY: arguments are those of `rope`; buffers were checked.
         unsafe {
             self.launch(
@@ -314,7 +319,7 @@ impl Context {
         let tokens = positions.len();
         shape.check(OP, tokens, qkv.len().min(dqkv.len()), dq.len(), dk.len())?;
         check(OP, table.half * 2 == shape.dim, || "the table is for another head dimension".to_owned())?;
-        let warps = tokens * (shape.heads + shape.kv_heads).div_ceil(HEADS);
+        let warps = shape.warps(tokens);
         if warps == 0 {
             return Ok(());
         }
