@@ -315,12 +315,14 @@ fn steps(c: &Context, r: &mut Random, t: &mut Table) -> Done {
 
 pub fn attentions(c: &Context, r: &mut Random, t: &mut Table) -> Done {
     let many: Vec<usize> = (0..60).map(|_| 1 + r.below(9)).collect();
-    let cases: [(&[usize], usize, usize); 7] = [
+    let more: Vec<usize> = (0..90).map(|_| 1 + r.below(140)).collect();
+    let cases: [(&[usize], usize, usize); 8] = [
         (&[1], 2, 1),
         (&[1, 2, 3, 1, 1, 7, 0, 5], 3, 3),
         (&[127, 128, 129, 64, 65, 63], 4, 2),
         (&[300, 1, 17, 200], 4, 1),
         (&many, 2, 1),
+        (&more, 8, 4), // more tiles than multiprocessors
         (&[511, 513], 16, 8),
         (&[1100, 3], 4, 2),
     ];
@@ -362,8 +364,8 @@ fn attention(c: &Context, r: &mut Random, t: &mut Table, docs: &[usize], dims: [
     let x = Attention { q: &dq, k: &dk, v: &values, layout, scale };
     let (mut out, mut lse) = (out_halves(c, tokens * wide)?, out_floats(c, heads * tokens, f32::NAN)?);
     c.attention(&tiles, x, &mut out, wide, &mut lse)?;
-    t.note(&format!("attention{dim} out{long}"), &shape, error(read_halves(c, &out)?, &want.out), 5e-3);
-    t.note(&format!("attention{dim} lse{long}"), &shape, error(read_floats(c, &lse)?, &want.lse), 1e-4);
+    t.note(&format!("attention{dim} out{long}"), &shape, error(read_halves(c, &out)?, &want.out), 3e-3);
+    t.note(&format!("attention{dim} lse{long}"), &shape, error(read_floats(c, &lse)?, &want.lse), EXACT);
     let mut delta = c.alloc(heads * tokens)?;
     let mut first: Option<Vec<Vec<f64>>> = None;
     for _ in 0..2 {
@@ -383,10 +385,10 @@ fn attention(c: &Context, r: &mut Random, t: &mut Table, docs: &[usize], dims: [
         t.note("attention stays inside", &shape, f64::from(u8::from(!untouched)), 0.0);
         // A document of one token has no gradient towards q and k but rounding.
         if docs.iter().any(|d| *d > 1) {
-            t.note(&format!("attention{dim} dq{long}"), &shape, error(got[0].iter().copied(), &want.dq), 1e-2);
-            t.note(&format!("attention{dim} dk{long}"), &shape, error(got[1].iter().copied(), &want.dk), 1e-2);
+            t.note(&format!("attention{dim} dq{long}"), &shape, error(got[0].iter().copied(), &want.dq), 6e-3);
+            t.note(&format!("attention{dim} dk{long}"), &shape, error(got[1].iter().copied(), &want.dk), 6e-3);
         }
-        t.note(&format!("attention{dim} dv{long}"), &shape, error(got[2].iter().copied(), &want.dv), 1e-2);
+        t.note(&format!("attention{dim} dv{long}"), &shape, error(got[2].iter().copied(), &want.dv), 6e-3);
         first = Some(got);
     }
     Ok(())

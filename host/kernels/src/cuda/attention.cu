@@ -137,9 +137,10 @@ __device__ __forceinline__ void store_rows(bf16* to, long long stride, float (*c
 // out = softmax(q · kᵀ · scale) · v and lse = ln Σ exp(q · k · scale), [heads, tokens].
 extern "C" __global__ void __launch_bounds__(128, 2)
 attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v, bf16* __restrict__ out,
-                  float* __restrict__ lse, const int4* __restrict__ tiles, int heads, int group, int tokens,
+                  float* __restrict__ lse, const int4* __restrict__ tiles, int work, int heads, int group, int tokens,
                   long long q_stride, long long k_stride, long long v_stride, long long out_stride, float scale) {
     extern __shared__ __align__(128) bf16 shared[];
+    if (blockIdx.x >= work) return;
     int4 tile = tiles[blockIdx.x / heads];
     int head = blockIdx.x % heads, kv_head = head / group;
     int start = tile.x, len = tile.y, row0 = tile.z;
@@ -249,10 +250,11 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
 extern "C" __global__ void __launch_bounds__(128, 2)
 attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                       const bf16* __restrict__ dout, const float* __restrict__ lse, const float* __restrict__ delta,
-                      bf16* __restrict__ dk, bf16* __restrict__ dv, const int4* __restrict__ tiles, int kv_heads, int group,
+                      bf16* __restrict__ dk, bf16* __restrict__ dv, const int4* __restrict__ tiles, int work, int kv_heads, int group,
                       int tokens, long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
                       long long dk_stride, long long dv_stride, float scale) {
     extern __shared__ __align__(128) bf16 shared[];
+    if (blockIdx.x >= work) return;
     int4 tile = tiles[blockIdx.x / kv_heads];
     int kv_head = blockIdx.x % kv_heads, start = tile.x, len = tile.y, row0 = tile.z;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -341,10 +343,11 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
 extern "C" __global__ void __launch_bounds__(128, 2)
 attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, const bf16* __restrict__ v,
                      const bf16* __restrict__ dout, const float* __restrict__ lse, const float* __restrict__ delta,
-                     bf16* __restrict__ dq, const int4* __restrict__ tiles, int heads, int group, int tokens,
+                     bf16* __restrict__ dq, const int4* __restrict__ tiles, int work, int heads, int group, int tokens,
                      long long q_stride, long long k_stride, long long v_stride, long long dout_stride,
                      long long dq_stride, float scale) {
     extern __shared__ __align__(128) bf16 shared[];
+    if (blockIdx.x >= work) return;
     int4 tile = tiles[blockIdx.x / heads];
     int head = blockIdx.x % heads, kv_head = head / group, start = tile.x, len = tile.y, row0 = tile.z;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

@@ -27,6 +27,11 @@ struct Variant {
 }
 
 impl Variant {
+    /// Blocks for so many tiles and heads: Hopper's blocks fill the GPU and walk over their work.
+    fn blocks(&self, c: &Context, work: u32) -> u32 {
+        if self.hopper { c.blocks(1, work as usize).min(work) } else { work }
+    }
+
     fn threads(&self) -> u32 {
         if self.hopper { 384 } else { 128 }
     }
@@ -190,13 +195,13 @@ impl Context {
         check_rows("out", out.len(), n, out_stride, wide)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
-        let blocks = grid(OP, tiles.queries.1 * l.heads)?;
         let variant = Variant::new(self, l.dim);
+        let work = grid(OP, tiles.queries.1 * l.heads)?;
         // SAFETY: arguments are those of `attention_forward`; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
                 (variant.source, "attention_forward"),
-                (blocks, 1),
+                (variant.blocks(self, work), 1),
                 (variant.threads(), 1),
                 variant.forward_bytes,
                 args![
@@ -206,6 +211,7 @@ impl Context {
                     self.address_mut(out),
                     self.address_mut(lse),
                     self.address(&tiles.queries.0),
+                    work,
                     heads,
                     group,
                     tokens,
@@ -252,6 +258,7 @@ impl Context {
         let (qs, ks, vs) = (l.q_stride as i64, l.k_stride as i64, l.v_stride as i64);
         let variant = Variant::new(self, l.dim);
         let keys = if variant.hopper { &tiles.hopper_keys } else { &tiles.keys };
+        let (key_work, work) = (grid(OP, keys.1 * l.kv_heads)?, grid(OP, tiles.queries.1 * l.heads)?);
         // SAFETY: arguments are those of the three kernels; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
@@ -263,7 +270,7 @@ impl Context {
             )?;
             self.launch(
                 (variant.source, "attention_backward_kv"),
-                (grid(OP, keys.1 * l.kv_heads)?, 1),
+                (variant.blocks(self, key_work), 1),
                 (variant.threads(), 1),
                 variant.keys_bytes,
                 args![
@@ -276,6 +283,7 @@ impl Context {
                     dk,
                     dv,
                     self.address(&keys.0),
+                    key_work,
                     kv_heads,
                     group,
                     tokens,
@@ -290,7 +298,7 @@ impl Context {
             )?;
             self.launch(
                 (variant.source, "attention_backward_q"),
-                (grid(OP, tiles.queries.1 * l.heads)?, 1),
+                (variant.blocks(self, work), 1),
                 (variant.threads(), 1),
                 variant.queries_bytes,
                 args![
@@ -302,6 +310,7 @@ impl Context {
                     delta,
                     dq,
                     self.address(&tiles.queries.0),
+                    work,
                     heads,
                     group,
                     tokens,
