@@ -4,7 +4,7 @@ use crate::failure::{Failure, input, run as running};
 use crate::signals::Stop;
 use prl_config::{Dump, Loaded, LogLevel, TrainerCkpt, Wandb as WandbConfig};
 use prl_environment::{LogLine, LogSink, Pool};
-use prl_model::ModelConfig;
+use prl_model::{Kernels, ModelConfig};
 use prl_monitor::{
     Jsonl, Level, LogFile, LogOptions, Logs, Monitor, Wandb, WandbOptions, env_server_log, env_worker_log,
 };
@@ -211,6 +211,14 @@ impl End<'_> {
                 )
             }
         }
+    }
+}
+
+/// Which implementation computes.
+pub fn kernels(kernels: Kernels) -> &'static str {
+    match kernels {
+        Kernels::Fast => "fast",
+        Kernels::Reference => "reference",
     }
 }
 

@@ -221,8 +221,8 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
     let dir = Arc::new(dir);
     tracing::info!(
         target: "prl_orchestrator",
-        "Model {} | {} | device {} | algorithm {} | output {}",
-        parts.model_dir.display(), ready.model, parts.device, config.orchestrator.algo.kind, dir.root().display()
+        "Model {} | {} | device {} | {} kernels | algorithm {} | output {}",
+        parts.model_dir.display(), ready.model, parts.device, logging::kernels(parts.kernels), config.orchestrator.algo.kind, dir.root().display()
     );
     if let Some((step, path)) = &ready.resumed {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());

@@ -108,8 +108,8 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
     logging::write_configs(&dir, &loaded.dump())?;
     tracing::info!(
         target: "prl_trainer",
-        "Model {} | {model} | device {} | output {}",
-        parts.model_dir.display(), parts.device, dir.root().display()
+        "Model {} | {model} | device {} | {} kernels | output {}",
+        parts.model_dir.display(), parts.device, logging::kernels(parts.kernels), dir.root().display()
     );
     if let Some((step, path)) = &resume {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());

@@ -31,7 +31,6 @@ const SHARED: &[(&str, &[&str])] = &[
     ("wandb.offline", &["trainer.wandb.offline", "orchestrator.wandb.offline"]),
     ("max_steps", &["trainer.max_steps", "orchestrator.max_steps"]),
     ("seq_len", &["trainer.model.seq_len", "orchestrator.seq_len"]),
-    ("seed", &["inference.seed"]),
     ("output_dir", &["trainer.output_dir", "orchestrator.output_dir"]),
 ];
 

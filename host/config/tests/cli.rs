@@ -263,7 +263,7 @@ fn sources_and_folders() {
     assert_eq!(loaded.source("model.name"), Source::File { path: dir.path().join("m.toml"), line: 3, column: 8 });
     assert_eq!(loaded.source("max_steps"), Source::Default);
     let explained = loaded.explain();
-    assert!(explained.contains("seed = 4 ") && explained.contains("(seed, --seed=4)"), "{explained}");
+    assert!(explained.contains("seed = 4 ") && explained.contains("(--seed=4)"), "{explained}");
     assert!(!explained.contains("batch_size"), "{explained}");
 }
 
@@ -343,7 +343,7 @@ fn dumps_load_to_the_same_configuration() {
         flags(&[]),
         flags(&["--ckpt", "--wandb", "--trainer.optim.max-norm", "None", "--seed", "5"]),
         // Components that differ from the defaults of shared keys that nobody set.
-        flags(&["--trainer.log.json-logging", "--inference.seed", "9"]),
+        flags(&["--trainer.log.json-logging", "--inference.max-num-seqs", "9"]),
         flags(&["--wandb", "--trainer.wandb.project", "x", "--orchestrator.wandb.project", "x"]),
         flags(&["--wandb.tags", "[]", "--orchestrator.post-batch-filters", "[]", "--trainer.optim.lr", "1e-300"]),
     ];

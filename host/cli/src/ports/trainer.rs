@@ -26,6 +26,8 @@ struct Inner {
     given_up: AtomicBool,
     /// Why the newest checkpoint that was due is not there.
     unsaved: Mutex<Option<String>>,
+    /// When the previous step was done.
+    idle_since: Mutex<Instant>,
     /// Steps in a row without an update because something was not finite.
     not_finite: AtomicUsize,
 }
@@ -54,6 +56,7 @@ impl LocalTrainer {
             plan,
             given_up: AtomicBool::new(false),
             unsaved: Mutex::new(None),
+            idle_since: Mutex::new(Instant::now()),
             not_finite: AtomicUsize::new(0),
         };
         LocalTrainer { inner: Arc::new(inner) }
@@ -68,6 +71,8 @@ impl LocalTrainer {
 impl Inner {
     fn train(&self, batch: &Batch, progress: &Progress) -> Result<TrainReport, String> {
         let mut trainer = self.trainer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle_since = self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = idle_since.elapsed().as_secs_f64();
         let outcome = trainer.train_step(batch).map_err(|e| e.to_string())?;
         match outcome.update {
             Update::Applied => self.not_finite.store(0, Ordering::SeqCst),
@@ -88,6 +93,7 @@ impl Inner {
         if let Some(seconds) = metrics.get("time/step").copied() {
             metrics.insert("time/train".into(), seconds);
         }
+        metrics.insert("time/wait_for_batch".into(), waited);
         let started = Instant::now();
         let snapshot = trainer.learner().snapshot().map_err(|e| e.to_string())?;
         self.snapshots.publish(PolicyVersion(batch.step), snapshot);
@@ -107,6 +113,7 @@ impl Inner {
             *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = saved.err();
             metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
         }
+        *idle_since = Instant::now();
         Ok(TrainReport { metrics })
     }
 }

@@ -14,11 +14,9 @@ section! {
         min_p: f64 = 0.0 => [Min(0.0), Max(1.0)];
         /// Texts that end a turn.
         stop: Vec<String> = Vec::new();
-        /// Seed of the sampling; by default the run's.
-        seed: Option<u64> = None;
     }
     unsupported [
-        "return_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias",
+        "seed", "return_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias",
         "chat_template_kwargs", "stop_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output",
     ]
 }

@@ -80,15 +80,13 @@ section! {
     pub struct InferenceConfig {
         /// The model.
         model: InferenceModel = InferenceModel::default();
-        /// Seed of the sampling.
-        seed: u64 = 0;
         /// Most requests decoded together (not in prime-rl).
         max_num_seqs: usize = 128 => [Min(1.0)];
         /// Logging.
         log: Log = Log::default();
     }
     unsupported [
-        "server", "parallel", "env_vars", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
+        "seed", "server", "parallel", "env_vars", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
         "lora_target_modules", "enable_prefix_caching", "gpu_memory_utilization", "quantization", "api_server_count",
         "data_parallel_size_local", "data_parallel_rpc_port", "enable_expert_parallel", "all2all_backend",
         "enable_eplb", "enable_dbo", "use_deep_gemm", "weight_broadcast", "kv_cache_offload", "use_pd_kv_transfer",

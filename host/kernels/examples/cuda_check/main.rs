@@ -20,6 +20,8 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let c = Context::new(0, value("cache").map(std::path::Path::new))?;
     let c = if arguments.iter().any(|a| a == "portable") { c.portable() } else { c };
     println!("GPU {} open after {:.2} s", c.name()?, start.elapsed().as_secs_f64());
+    c.prepare(&[64, 96, 128])?;
+    println!("kernels ready after {:.2} s", start.elapsed().as_secs_f64());
     let mut right = true;
     if arguments.iter().any(|a| a == "check") {
         let mut table = Table::new();

@@ -37,14 +37,15 @@ impl Variant {
     }
 
     fn new(c: &Context, dim: usize) -> Self {
-        let hopper = c.hopper() && matches!(dim, 64 | 128);
+        let source = c.attention_source(dim);
+        let hopper = matches!(source, Source::AttentionHopper(_));
         // Rows in shared memory, elements of a row, and bytes beside them.
         let bytes = |rows: usize, more: usize| {
             if hopper { (rows * dim * 2 + 1024) as u32 } else { (rows * (dim + 8) * 2 + more) as u32 }
         };
         if hopper {
             Self {
-                source: Source::AttentionHopper(dim),
+                source,
                 hopper,
                 forward_bytes: bytes(QUERY_ROWS + 4 * 128, 0),
                 keys_bytes: bytes(2 * HOPPER_KEY_ROWS + 6 * 64, 0),
@@ -52,7 +53,7 @@ impl Variant {
             }
         } else {
             Self {
-                source: Source::Attention(dim),
+                source,
                 hopper,
                 forward_bytes: bytes(QUERY_ROWS + 4 * 64, 0),
                 keys_bytes: bytes(2 * KEY_ROWS + 4 * 64, 2 * 128 * 4),

@@ -12,6 +12,7 @@ use cudarc::driver::{
     DriverError, ValidAsZeroBits, result, sys,
 };
 use cudarc::nvrtc::Ptx;
+use rayon::prelude::*;
 
 use super::compile::{Source, cubin};
 use super::gemm::Products;
@@ -94,9 +95,10 @@ impl Context {
         self
     }
 
-    /// Whether Hopper's own kernels are used.
-    pub(super) fn hopper(&self) -> bool {
-        !self.portable && self.arch == "sm_90"
+    /// The attention kernels for a head dimension on this GPU.
+    pub(super) fn attention_source(&self, dim: usize) -> Source {
+        let hopper = !self.portable && self.arch == "sm_90" && matches!(dim, 64 | 128);
+        if hopper { Source::AttentionHopper(dim) } else { Source::Attention(dim) }
     }
 
     /// The GPU's name.
@@ -192,21 +194,42 @@ impl Context {
         x.device_ptr_mut(&self.stream).0
     }
 
+    /// Compiles and loads every kernel for these head dimensions at once, so that no later operation waits for it.
+    ///
+    /// # Errors
+    /// If NVRTC is missing or refuses a kernel.
+    pub fn prepare(&self, head_dims: &[usize]) -> Result<(), CudaError> {
+        let attention = head_dims.iter().map(|d| self.attention_source(*d));
+        let sources: Vec<Source> = [Source::Rows, Source::Step].into_iter().chain(attention).collect();
+        let compile = |s: &Source| cubin(*s, &self.arch, self.cache.as_deref());
+        let codes: Vec<Result<Vec<u8>, CudaError>> = sources.par_iter().map(compile).collect();
+        for (source, code) in sources.into_iter().zip(codes) {
+            self.module(source, || code)?;
+        }
+        Ok(())
+    }
+
+    /// The loaded kernels of a source, from `code` the first time.
+    fn module(
+        &self,
+        source: Source,
+        code: impl FnOnce() -> Result<Vec<u8>, CudaError>,
+    ) -> Result<Arc<CudaModule>, CudaError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(m) = modules.get(&source) {
+            return Ok(m.clone());
+        }
+        let m = self.context.load_module(Ptx::from_binary(code()?)).map_err(driver("loading kernels"))?;
+        modules.insert(source, m.clone());
+        Ok(m)
+    }
+
     fn function(&self, source: Source, name: &'static str, shared: u32) -> Result<CudaFunction, CudaError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(f) = functions.get(&(source, name)) {
             return Ok(f.clone());
         }
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(&source) {
-            Some(m) => m.clone(),
-            None => {
-                let code = cubin(source, &self.arch, self.cache.as_deref())?;
-                let m = self.context.load_module(Ptx::from_binary(code)).map_err(driver("loading kernels"))?;
-                modules.insert(source, m.clone());
-                m
-            }
-        };
+        let module = self.module(source, || cubin(source, &self.arch, self.cache.as_deref()))?;
         let f = module.load_function(name).map_err(driver("looking up a kernel"))?;
         if shared > 48 << 10 {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
