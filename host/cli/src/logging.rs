@@ -182,11 +182,13 @@ impl End<'_> {
             }
             tracing::error!(target: "prl_trainer", "{text}");
         }
+        // The field sends the line to the log file of the part that runs the loop.
+        let role = if self.what == "SFT" { "trainer" } else { "orchestrator" };
         if stopped {
             let again = self.how_to_go_on();
-            tracing::warn!(target: "prl_orchestrator", "Stopped after step {step}. {again}");
+            tracing::warn!(role, "Stopped after step {step}. {again}");
         } else {
-            tracing::info!(target: "prl_orchestrator", success = true, "{} training finished after step {step}", self.what);
+            tracing::info!(role, success = true, "{} training finished after step {step}", self.what);
         }
         Ok(code)
     }

@@ -118,7 +118,7 @@ section! {
         group: Option<String> = None;
         /// Labels.
         tags: Option<Vec<String>> = None;
-        /// Write the run to disk only.
+        /// Accepted as in prime-rl; runs are always recorded on disk only.
         offline: bool = false;
     }
     unsupported ["log_extras"]

@@ -55,7 +55,7 @@ section! {
         group: Option<String> = None;
         /// Labels.
         tags: Option<Vec<String>> = None;
-        /// Write the run to disk only.
+        /// Accepted as in prime-rl; runs are always recorded on disk only.
         offline: Option<bool> = Some(false);
     }
     unsupported ["log_extras"]
@@ -102,7 +102,7 @@ section! {
         output_dir: PathBuf = PathBuf::from("outputs");
         /// Empty the folder of the run first.
         clean_output_dir: bool = false => [Action];
-        /// Check everything, write the effective configuration, and stop.
+        /// Check keys and values, write the effective configuration, and stop.
         dry_run: bool = false => [Action];
         /// Steps of training; none means no end.
         max_steps: Option<u64> = None => [Min(1.0)];
