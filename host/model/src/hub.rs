@@ -6,9 +6,11 @@ use crate::{CONFIG_FILE, ModelError};
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, Repo, RepoType};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const PUBLIC_ENDPOINT: &str = "https://huggingface.co";
 const REVISION: &str = "main";
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where the hub is and how to talk to it.
 #[derive(Clone, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub struct HubOptions {
     pub endpoint: String,
     /// Use the cache only.
     pub offline: bool,
+    /// How long the hub may take to answer at all.
+    pub patience: Duration,
 }
 
 impl HubOptions {
@@ -41,6 +45,7 @@ impl HubOptions {
             token,
             endpoint: set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_ENDPOINT.into()).trim_end_matches('/').into(),
             offline: set("HF_HUB_OFFLINE").is_some_and(is_true),
+            patience: PATIENCE,
         }
     }
 }
@@ -115,7 +120,27 @@ impl Hub<'_> {
         complete.then_some(dir)
     }
 
+    /// Asks the hub for anything at all, with a time limit, which the client library has none of.
+    fn answers(&self) -> Result<(), String> {
+        let config = ureq::Agent::config_builder().timeout_global(Some(self.options.patience)).build();
+        match ureq::Agent::new_with_config(config).get(&self.options.endpoint).call() {
+            Ok(_) | Err(ureq::Error::StatusCode(_)) => Ok(()),
+            Err(e) => Err(format!("the hub at {} does not answer: {e}", self.options.endpoint)),
+        }
+    }
+
     fn fetch(&self) -> Result<PathBuf, ModelError> {
+        if let Err(reason) = self.answers() {
+            return match self.cached() {
+                Some(dir) => {
+                    tracing::warn!(model = self.name, "{reason}; using the cached copy");
+                    Ok(dir)
+                }
+                None => Err(self.error(format!(
+                    "{reason}. Check the connection (or HF_ENDPOINT), or name a folder that holds the model"
+                ))),
+            };
+        }
         let api = ApiBuilder::from_cache(self.cache.clone())
             .with_endpoint(self.options.endpoint.clone())
             .with_token(self.options.token.clone())

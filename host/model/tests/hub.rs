@@ -191,7 +191,14 @@ fn every_failure_says_what_to_do() {
     let text = error("some-one/tiny.1", &offline);
     assert!(text.contains("HF_HUB_OFFLINE is set") && text.contains("not in the cache"), "{text}");
     let unreachable = HubOptions { endpoint: "http://127.0.0.1:9".into(), ..online.clone() };
-    assert!(error("some-one/tiny.1", &unreachable).contains("cannot be fetched from http://127.0.0.1:9"));
+    let text = error("some-one/tiny.1", &unreachable);
+    assert!(text.contains("the hub at http://127.0.0.1:9 does not answer"), "{text}");
+    // It accepts and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    let patience = std::time::Duration::from_millis(200);
+    let text = error("some-one/tiny.1", &HubOptions { endpoint, patience, ..online.clone() });
+    assert!(text.contains("does not answer") && text.contains("name a folder"), "{text}");
 
     for name in ["no-such-folder", "./no/such", "a/b/c", "/no/such", "a/", "../x", "a b/c", ""] {
         let text = error(name, &online);

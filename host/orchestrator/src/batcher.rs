@@ -4,7 +4,7 @@
 use crate::filters;
 use crate::metrics::{Facts, batch as batch_metrics, most_frequent, share};
 use crate::{EnvShare, Error, Filter, FilterKind, Observer, Purpose, Settings};
-use prl_types::{Batch, BatchItem, ErrorKind, PolicyVersion, Rollout, RolloutId, Step};
+use prl_types::{Batch, BatchItem, ErrorKind, Metric, PolicyVersion, Rollout, RolloutId, Step};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Distinct error texts kept for the reason of giving up.
@@ -39,6 +39,8 @@ pub(crate) struct Batcher {
     empty_batches: usize,
     recent: VecDeque<bool>,
     errors: BTreeMap<String, usize>,
+    /// Sum and count of each of the algorithm's own numbers.
+    algo: BTreeMap<String, (f64, usize)>,
     filtered: BTreeMap<String, usize>,
 }
 
@@ -62,6 +64,7 @@ impl Batcher {
             empty_batches: 0,
             recent: VecDeque::new(),
             errors: BTreeMap::new(),
+            algo: BTreeMap::new(),
             filtered: BTreeMap::new(),
         }
     }
@@ -103,6 +106,15 @@ impl Batcher {
             return Err(self.nothing_to_train(step));
         }
         Ok(())
+    }
+
+    /// Takes in an algorithm's own numbers for a group.
+    pub(crate) fn note(&mut self, metrics: Vec<Metric>) {
+        for metric in metrics {
+            let (sum, count) = self.algo.entry(metric.name).or_default();
+            *sum += metric.value;
+            *count += 1;
+        }
     }
 
     /// Counts a rollout that was cancelled before it could be scored.
@@ -258,6 +270,9 @@ impl Batcher {
             let count = self.pre_flagged.get(name).copied().unwrap_or(0);
             put(&format!("pre_filters/all/{name}/rate"), count as f64 / seen);
         }
+        for (name, (sum, count)) in &self.algo {
+            put(&format!("algo/{name}"), sum / *count as f64);
+        }
         let envs = match self.envs.as_slice() {
             [_] => Vec::new(),
             several => several
@@ -283,6 +298,7 @@ impl Batcher {
     fn reset(&mut self) {
         self.handled.clear();
         self.pre_flagged.clear();
+        self.algo.clear();
         (self.pre_seen, self.pre_dropped, self.stale) = (0, 0, 0);
         if self.empty_batches == 0 {
             self.errors.clear();

@@ -39,7 +39,7 @@ mod tasks;
 pub use error::Error;
 pub use ports::{
     Algorithm, Deps, Env, EnvTurn, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer,
-    SampleRequest, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
+    SampleRequest, Scored, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
 };
 pub use progress::{EnvShare, Outcome, Progress, StepReport};
 pub use settings::{EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};

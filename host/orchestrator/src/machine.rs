@@ -8,7 +8,7 @@ use crate::rollout::Plan;
 use crate::scoring::Verdict;
 use crate::tasks::TaskSource;
 use crate::{Error, Finished, Observer, Progress, Purpose, Settings, StepReport, TrainReport};
-use prl_types::{Batch, GroupId, PolicyVersion, Step, Task};
+use prl_types::{Batch, GroupId, Metric, PolicyVersion, Step, Task};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use groups::{Group, Member};
 pub(crate) enum Event {
     Task { key: GroupKey, task: Result<Box<Task>, String> },
     Rollout { key: GroupKey, member: u32, finished: Box<Finished> },
-    Scored { group: u64, verdicts: Result<Vec<Verdict>, String> },
+    Scored { group: u64, verdicts: Result<(Vec<Verdict>, Vec<Metric>), String> },
     Trained { step: Step, result: Result<TrainReport, String> },
 }
 
@@ -266,16 +266,17 @@ impl Machine {
         PolicyVersion((self.step - 1).saturating_sub(self.settings.max_off_policy_steps))
     }
 
-    fn on_scored(&mut self, group: u64, verdicts: Result<Vec<Verdict>, String>) -> Result<(), Error> {
+    fn on_scored(&mut self, group: u64, verdicts: Result<(Vec<Verdict>, Vec<Metric>), String>) -> Result<(), Error> {
         let Some(scoring) = self.scoring.take_if(|s| s.group == group) else { return Ok(()) };
-        let verdicts = match verdicts {
-            Ok(verdicts) => verdicts,
+        let (verdicts, metrics) = match verdicts {
+            Ok(scored) => scored,
             Err(message) => {
                 let env = self.settings.train[scoring.env].name.clone();
                 self.scoring = Some(scoring);
                 return Err(Error::Algorithm { env, group: GroupId(group), message });
             }
         };
+        self.batcher.note(metrics);
         let members = Arc::try_unwrap(scoring.members).unwrap_or_else(|shared| shared.as_ref().clone());
         let rollouts = members.into_iter().zip(verdicts).map(|(member, verdict)| {
             let mut rollout = member.rollout;

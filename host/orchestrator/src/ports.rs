@@ -203,6 +203,15 @@ pub trait Renderer: Send + Sync {
     fn stop_token_ids(&self) -> Arc<[TokenId]>;
 }
 
+/// What an algorithm made of a group.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scored {
+    /// For each rollout the streams of each of its samples, or `None` for one that shall not train.
+    pub streams: Vec<Option<Vec<Streams>>>,
+    /// Its own numbers; those of a step's groups are averaged by name into `algo/<name>`. Finite.
+    pub metrics: Vec<Metric>,
+}
+
 /// Turns rewards into per-token streams. Called by one thread at a time, off the asynchronous ones, group after group.
 pub trait Algorithm: Send + Sync {
     /// Fewest valid rollouts a group needs; 2 where advantages are relative to the group.
@@ -210,12 +219,11 @@ pub trait Algorithm: Send + Sync {
         1
     }
 
-    /// Streams for each sample of each rollout, or `None` for a rollout that shall not train. `group` holds the
-    /// members without an error, in order; at least [`Algorithm::min_group`].
+    /// Scores a group: its members without an error, in order; at least [`Algorithm::min_group`].
     ///
     /// # Errors
     /// Ends the run.
-    fn score_group(&self, group: &[&Rollout]) -> Result<Vec<Option<Vec<Streams>>>, String>;
+    fn score_group(&self, group: &[&Rollout]) -> Result<Scored, String>;
 }
 
 /// What a training step reports.

@@ -2,8 +2,8 @@
 //! checked. Knows nothing of other groups.
 
 use crate::rollout::total_reward;
-use crate::{Algorithm, Env, Finished};
-use prl_types::{ErrorKind, Rollout, RolloutError, Score, Streams};
+use crate::{Algorithm, Env, Finished, Scored};
+use prl_types::{ErrorKind, Metric, Rollout, RolloutError, Score, Streams};
 use std::sync::Arc;
 
 /// Name under which a group's rollouts are recorded as filtered when too few members are valid.
@@ -42,7 +42,7 @@ impl Verdict {
     }
 }
 
-/// Scores a group; one verdict per member.
+/// Scores a group: one verdict per member, and the algorithm's own numbers.
 ///
 /// # Errors
 /// The algorithm failed or gave invalid streams.
@@ -50,7 +50,7 @@ pub(crate) async fn score(
     env: Arc<dyn Env>,
     algorithm: Arc<dyn Algorithm>,
     members: Arc<Vec<Finished>>,
-) -> Result<Vec<Verdict>, String> {
+) -> Result<(Vec<Verdict>, Vec<Metric>), String> {
     let mut verdicts = vec![Verdict::default(); members.len()];
     let grouped = env.group_scoring();
     if grouped {
@@ -61,7 +61,7 @@ pub(crate) async fn score(
     let needed = if grouped { members.len() } else { algorithm.min_group().max(1) };
     if valid.len() < needed {
         valid.into_iter().for_each(|i| verdicts[i].dropped = Some(INCOMPLETE_GROUP));
-        return Ok(verdicts);
+        return Ok((verdicts, Vec::new()));
     }
     let work = move || {
         let rescored: Vec<Option<Rollout>> = valid
@@ -73,7 +73,7 @@ pub(crate) async fn score(
             .collect();
         let group: Vec<&Rollout> =
             valid.iter().zip(&rescored).map(|(i, r)| r.as_ref().unwrap_or(&members[*i].rollout)).collect();
-        let streams = algorithm.score_group(&group)?;
+        let Scored { streams, metrics } = algorithm.score_group(&group)?;
         if streams.len() != group.len() {
             return Err(format!("it gave streams for {} rollouts of a group of {}", streams.len(), group.len()));
         }
@@ -86,7 +86,7 @@ pub(crate) async fn score(
                 None => verdicts[*i].dropped = Some(ALGORITHM),
             }
         }
-        Ok(verdicts)
+        Ok((verdicts, metrics))
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,

@@ -1,10 +1,10 @@
 //! What the orchestrator hands to the trainer.
 
 use crate::{Sample, SampleError, Step, Streams};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// One sample with its streams.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BatchItem {
     /// Environment name, for per-environment metrics.
     pub env: String,
@@ -26,7 +26,7 @@ impl BatchItem {
 }
 
 /// The samples of one training step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Batch {
     /// The step that trains on it.
     pub step: Step,

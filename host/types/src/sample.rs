@@ -21,7 +21,7 @@ pub enum FinishReason {
 }
 
 /// One sampled assistant turn: ids with the log-probability each had when it was drawn.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sampled {
     ids: Vec<TokenId>,
     logprobs: Vec<f32>,
@@ -82,7 +82,7 @@ pub struct RoleSpan {
 }
 
 /// One training sample: a whole branch of a rollout, prompt included. All lists have one entry per token.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
     token_ids: Vec<TokenId>,
     mask: Vec<bool>,
@@ -189,7 +189,7 @@ impl Sample {
 
 /// Per-token credit and loss routing for one [`Sample`], written by an algorithm. An absent `rl_weights` means weight 1
 /// on every sampled token; an absent `ce_weights` or `ref_kl_weights` means that the component has no tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Streams {
     /// Advantage of each token; required where rl weights are live.
     pub advantages: Option<Vec<f32>>,

@@ -1,8 +1,8 @@
 //! A plug-in's instance as the orchestrator's algorithm.
 
-use prl_algorithm::{Hook, Scored};
-use prl_orchestrator::Algorithm;
-use prl_types::{Rollout, Streams};
+use prl_algorithm::Hook;
+use prl_orchestrator::{Algorithm, Scored};
+use prl_types::{Metric, Rollout};
 use std::sync::{Mutex, PoisonError};
 
 /// One instance of a plug-in. Calls are serialised.
@@ -16,13 +16,14 @@ impl PluginAlgorithm {
 }
 
 impl Algorithm for PluginAlgorithm {
-    fn score_group(&self, group: &[&Rollout]) -> Result<Vec<Option<Vec<Streams>>>, String> {
+    fn score_group(&self, group: &[&Rollout]) -> Result<Scored, String> {
         let mut algorithm = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut early: Vec<Option<String>> = Vec::new();
+        let (mut early, mut metrics) = (Vec::<Option<String>>::new(), Vec::<Metric>::new());
         let scored = if algorithm.has(Hook::ScoreRollout) {
             let mut seen = Vec::with_capacity(group.len());
             for rollout in group {
                 let scored = algorithm.score_rollout(rollout).map_err(|e| e.to_string())?;
+                metrics.extend(scored.metrics);
                 early.push(scored.dropped.into_iter().next().flatten());
                 let streams = scored.streams.into_iter().next().unwrap_or_default();
                 seen.push(Rollout { streams, ..(*rollout).clone() });
@@ -31,18 +32,18 @@ impl Algorithm for PluginAlgorithm {
         } else {
             algorithm.score_group(group)
         };
-        let Scored { streams, mut dropped, metrics, .. } = scored.map_err(|e| e.to_string())?;
+        let prl_algorithm::Scored { streams, mut dropped, metrics: more, .. } = scored.map_err(|e| e.to_string())?;
+        metrics.extend(more);
+        metrics.iter_mut().for_each(|m| m.name = format!("{}/{}", algorithm.name(), m.name));
         for (late, early) in dropped.iter_mut().zip(early) {
             *late = late.take().or(early);
-        }
-        for metric in metrics {
-            tracing::debug!(target: "prl_orchestrator", "{}: {} = {}", algorithm.name(), metric.name, metric.value);
         }
         for (rollout, reason) in group.iter().zip(&dropped) {
             if let Some(reason) = reason {
                 tracing::debug!(target: "prl_orchestrator", "{} dropped rollout {}: {reason}", algorithm.name(), rollout.id);
             }
         }
-        Ok(streams.into_iter().zip(dropped).map(|(s, dropped)| dropped.is_none().then_some(s)).collect())
+        let kept = streams.into_iter().zip(dropped).map(|(s, dropped)| dropped.is_none().then_some(s));
+        Ok(Scored { streams: kept.collect(), metrics })
     }
 }

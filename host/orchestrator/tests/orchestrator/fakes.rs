@@ -471,7 +471,7 @@ impl Algorithm for FakeAlgorithm {
         self.0.script.min_group
     }
 
-    fn score_group(&self, group: &[&Rollout]) -> Result<Vec<Option<Vec<Streams>>>, String> {
+    fn score_group(&self, group: &[&Rollout]) -> Result<Scored, String> {
         assert!(group.len() >= self.0.script.min_group && group.iter().all(|r| r.error.is_none()));
         let mean = group.iter().map(|r| r.reward).sum::<f64>() / group.len() as f64;
         let streams = |r: &&Rollout| {
@@ -481,7 +481,8 @@ impl Algorithm for FakeAlgorithm {
             };
             Some(r.samples.iter().map(of).collect())
         };
-        Ok(group.iter().map(streams).collect())
+        let metrics = vec![Metric { name: "baseline".into(), value: mean }];
+        Ok(Scored { streams: group.iter().map(streams).collect(), metrics })
     }
 }
 

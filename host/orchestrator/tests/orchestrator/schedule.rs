@@ -100,6 +100,7 @@ fn post_batch_filters_ship_less_and_pre_batch_filters_sample_more() {
     assert_eq!(m["reward/all/mean"], 0.75);
     let first = &log.steps[0];
     assert_eq!((first.all.reward, first.all.trainable, first.all.batch), (0.75, 4, 8));
+    assert_eq!(first.metrics["algo/baseline"], 0.75);
 
     let world = World::new(0, 10, one_zero_group());
     let pre = vec![Filter { kind: FilterKind::ZeroAdvantage, enforce: true }];
