@@ -4,6 +4,7 @@
 use crate::failure::Failure;
 use prl_model::{Decoder, Device, ModelConfig, SaveOptions};
 use prl_store::{Keep, RunDir};
+use prl_trainer::TrainerError;
 use prl_types::Step;
 use std::path::{Path, PathBuf};
 
@@ -44,16 +45,34 @@ impl Plan {
         self.interval.is_some_and(|i| step.is_multiple_of(i)) || self.max_steps == Some(step)
     }
 
-    /// Saves a step: weights for use elsewhere, then what is needed to resume.
-    ///
-    /// # Errors
-    /// A text naming the file; what was complete before still is.
+    /// Saves a step: weights for use elsewhere, then what is needed to resume. A failure costs no run (an earlier
+    /// checkpoint is still there): it is logged and returned.
     pub fn save(
         &self,
         run: &RunDir,
         step: Step,
         decoder: &Decoder,
-        save_trainer: impl FnOnce(&Path) -> Result<(), String>,
+        save_trainer: impl FnOnce(&Path) -> Result<(), TrainerError>,
+        orchestrator: Option<&prl_orchestrator::Progress>,
+    ) -> Option<String> {
+        match self.write(run, step, decoder, save_trainer, orchestrator) {
+            Ok(()) => {
+                tracing::info!(target: "prl_trainer", "Saved checkpoint of step {step}");
+                None
+            }
+            Err(error) => {
+                tracing::error!(target: "prl_trainer", "checkpoint of step {step} failed: {error}");
+                Some(error)
+            }
+        }
+    }
+
+    fn write(
+        &self,
+        run: &RunDir,
+        step: Step,
+        decoder: &Decoder,
+        save_trainer: impl FnOnce(&Path) -> Result<(), TrainerError>,
         orchestrator: Option<&prl_orchestrator::Progress>,
     ) -> Result<(), String> {
         let options = SaveOptions { companions: Some(self.companions.clone()), ..SaveOptions::default() };
@@ -68,7 +87,7 @@ impl Plan {
         let dir = checkpoint.dir().join(TRAINER);
         std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
         decoder.save_hf(&dir, &options).map_err(|e| e.to_string())?;
-        save_trainer(&dir)?;
+        save_trainer(&dir).map_err(|e| e.to_string())?;
         if let Some(progress) = orchestrator {
             let text = serde_json::to_vec_pretty(progress).map_err(|e| e.to_string())?;
             checkpoint.write(ORCHESTRATOR, &text).map_err(|e| e.to_string())?;

@@ -46,11 +46,6 @@ pub fn print(text: &str) -> Result<u8, Failure> {
     }
 }
 
-/// The effective configuration of a run.
-pub fn write_configs(dir: &RunDir, dumps: &[Dump]) -> Result<(), Failure> {
-    write_dumps(&dir.configs(), dumps)
-}
-
 fn write_dumps(dir: &Path, dumps: &[Dump]) -> Result<(), Failure> {
     let create = std::fs::create_dir_all(dir);
     create.map_err(|e| Failure::input(format_args!("cannot create `{}`: {e}", dir.display())))?;
@@ -86,6 +81,27 @@ impl Place {
     /// Whether a run that is there goes on.
     pub fn resumes(&self) -> bool {
         self.how.resuming
+    }
+
+    /// Where the run starts: takes the directory (unless `early` has it), sets aside what lies beyond the step it
+    /// resumes from, and writes the log files and the effective configuration there.
+    pub fn begin(
+        &self,
+        early: Option<RunDir>,
+        resumed: Option<Step>,
+        logs: &Logs,
+        dumps: &[Dump],
+    ) -> Result<RunDir, Failure> {
+        let dir = match early {
+            Some(dir) => dir,
+            None => self.create()?,
+        };
+        if let Some(step) = resumed {
+            dir.set_aside_after(step).map_err(Failure::run)?;
+        }
+        logs.set_dir(&dir.logs()).map_err(Failure::run)?;
+        write_dumps(&dir.configs(), dumps)?;
+        Ok(dir)
     }
 
     /// Takes the directory into use.

@@ -5,6 +5,7 @@
 mod assets;
 mod checkpoint;
 mod command;
+mod divergence;
 mod failure;
 mod logging;
 mod ports;

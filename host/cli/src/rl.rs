@@ -209,15 +209,7 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
     prl_orchestrator::check(&ready.settings, &train, &eval).map_err(|error| failure(&error))?;
     let stop = signals::listen().map_err(running("signal handlers"))?;
 
-    let dir = match early {
-        Some(dir) => dir,
-        None => place.create()?,
-    };
-    if let Some((step, _)) = &ready.resumed {
-        dir.set_aside_after(*step).map_err(Failure::run)?;
-    }
-    logs.set_dir(&dir.logs()).map_err(Failure::run)?;
-    logging::write_configs(&dir, &loaded.dump())?;
+    let dir = place.begin(early, ready.resumed.as_ref().map(|(step, _)| *step), &logs, &loaded.dump())?;
     let dir = Arc::new(dir);
     tracing::info!(
         target: "prl_orchestrator",

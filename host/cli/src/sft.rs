@@ -5,6 +5,7 @@ mod data;
 use crate::assets;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
+use crate::divergence::Divergence;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place};
 use crate::signals::{self, Stop};
@@ -13,7 +14,7 @@ use prl_config::{Loaded, SftConfig};
 use prl_model::{Decoder, Learner};
 use prl_monitor::{Logs, Metrics, Monitor, Progress, SftLine, ValidationLine};
 use prl_store::RunDir;
-use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, Update};
+use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics};
 use prl_types::Step;
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
@@ -97,15 +98,7 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
         trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }
 
-    let dir = match early {
-        Some(dir) => dir,
-        None => place.create()?,
-    };
-    if let Some((step, _)) = &resume {
-        dir.set_aside_after(*step).map_err(Failure::run)?;
-    }
-    logs.set_dir(&dir.logs()).map_err(Failure::run)?;
-    logging::write_configs(&dir, &loaded.dump())?;
+    let dir = place.begin(early, resume.as_ref().map(|(step, _)| *step), logs, &loaded.dump())?;
     tracing::info!(
         target: "prl_trainer",
         "Model {} | {model} | device {} | {} kernels | output {}",
@@ -132,9 +125,6 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
     end.report(stopped, code)
 }
 
-/// So many steps in a row whose loss or gradient is not finite end the run.
-const MAX_NOT_FINITE: u32 = 10;
-
 struct Job {
     plan: Option<Plan>,
     monitor: Monitor,
@@ -157,7 +147,7 @@ impl Job {
         if eval_on_start && trainer.progress().step == 0 {
             self.validate(trainer, 0)?;
         }
-        let mut not_finite = 0;
+        let mut divergence = Divergence::default();
         while max_steps.is_none_or(|last| trainer.progress().step < last) {
             if *stop.receiver.borrow() {
                 return Ok(true);
@@ -167,22 +157,8 @@ impl Job {
                 break;
             };
             let step = trainer.progress().step;
-            match outcome.update {
-                Update::Applied => not_finite = 0,
-                Update::NothingTrainable => {
-                    tracing::warn!(target: "prl_trainer", "step {step}: no token trains; the weights stay");
-                }
-                Update::NotFinite => {
-                    tracing::warn!(target: "prl_trainer", "step {step}: loss or gradient is not finite; the weights stay");
-                    not_finite += 1;
-                    if not_finite == MAX_NOT_FINITE {
-                        return Err(Failure::run(format_args!(
-                            "step {step}: loss or gradient was not finite in {MAX_NOT_FINITE} steps in a row: training \
-                             has diverged; lower `optim.lr`"
-                        )));
-                    }
-                }
-            }
+            let noted = divergence.note(step, outcome.update, "optim.lr");
+            noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;
             tracing::info!(target: "prl_trainer", success = true, "{}", line(step, &outcome.metrics));
             self.log(step, &outcome.metrics);
             if self.val.as_ref().is_some_and(|(_, interval)| step.is_multiple_of(*interval)) {
@@ -210,13 +186,8 @@ impl Job {
 
     fn save(&mut self, trainer: &SftTrainer, step: Step) {
         let Some(plan) = &self.plan else { return };
-        let state = |dir: &std::path::Path| trainer.save_state(dir).map_err(|e| e.to_string());
-        let saved = plan.save(&self.dir, step, trainer.learner().decoder(), state, None);
-        match &saved {
-            Ok(()) => tracing::info!(target: "prl_trainer", "Saved checkpoint of step {step}"),
-            Err(error) => tracing::error!(target: "prl_trainer", "checkpoint of step {step} failed: {error}"),
-        }
-        self.unsaved = saved.err();
+        let state = |dir: &std::path::Path| trainer.save_state(dir);
+        self.unsaved = plan.save(&self.dir, step, trainer.learner().decoder(), state, None);
     }
 
     fn log(&mut self, step: Step, metrics: &StepMetrics) {

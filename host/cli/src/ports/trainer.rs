@@ -1,14 +1,15 @@
 //! The trainer on its own thread as the orchestrator's. Owns the hand-over of new weights and the moment of saving.
 
 use crate::checkpoint::Plan;
+use crate::divergence::Divergence;
 use crate::ports::policy::Snapshots;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_orchestrator::{Progress, TrainReport};
 use prl_store::RunDir;
-use prl_trainer::{Trainer, Update};
+use prl_trainer::Trainer;
 use prl_types::{Batch, PolicyVersion};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -28,12 +29,8 @@ struct Inner {
     unsaved: Mutex<Option<String>>,
     /// When the previous step was done.
     idle_since: Mutex<Instant>,
-    /// Steps in a row without an update because something was not finite.
-    not_finite: AtomicUsize,
+    divergence: Mutex<Divergence>,
 }
-
-/// So many steps in a row whose loss or gradient is not finite end the run.
-const MAX_NOT_FINITE: usize = 10;
 
 /// Tells the thread of a training step that nobody waits for it any more.
 struct Waiting(Arc<Inner>, bool);
@@ -57,7 +54,7 @@ impl LocalTrainer {
             given_up: AtomicBool::new(false),
             unsaved: Mutex::new(None),
             idle_since: Mutex::new(Instant::now()),
-            not_finite: AtomicUsize::new(0),
+            divergence: Mutex::default(),
         };
         LocalTrainer { inner: Arc::new(inner) }
     }
@@ -74,21 +71,8 @@ impl Inner {
         let mut idle_since = self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = idle_since.elapsed().as_secs_f64();
         let outcome = trainer.train_step(batch).map_err(|e| e.to_string())?;
-        match outcome.update {
-            Update::Applied => self.not_finite.store(0, Ordering::SeqCst),
-            Update::NothingTrainable => {
-                tracing::warn!(target: "prl_trainer", "step {}: no token of the batch trains; the weights stay", batch.step);
-            }
-            Update::NotFinite => {
-                tracing::warn!(target: "prl_trainer", "step {}: loss or gradient is not finite; the weights stay", batch.step);
-                if self.not_finite.fetch_add(1, Ordering::SeqCst) + 1 >= MAX_NOT_FINITE {
-                    return Err(format!(
-                        "loss or gradient was not finite in {MAX_NOT_FINITE} steps in a row: training has diverged; lower \
-                         `trainer.optim.lr`"
-                    ));
-                }
-            }
-        }
+        let mut divergence = self.divergence.lock().unwrap_or_else(PoisonError::into_inner);
+        divergence.note(batch.step, outcome.update, "trainer.optim.lr")?;
         let mut metrics = outcome.metrics;
         if let Some(seconds) = metrics.get("time/step").copied() {
             metrics.insert("time/train".into(), seconds);
@@ -101,16 +85,9 @@ impl Inner {
         if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst))
         {
             let started = Instant::now();
-            let save = |dir: &std::path::Path| trainer.save_state(dir).map_err(|e| e.to_string());
-            let saved = plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress));
-            match &saved {
-                Ok(()) => tracing::info!(target: "prl_trainer", "Saved checkpoint of step {}", batch.step),
-                // A full disk must not cost the run; an earlier checkpoint is still there.
-                Err(error) => {
-                    tracing::error!(target: "prl_trainer", "checkpoint of step {} failed: {error}", batch.step)
-                }
-            }
-            *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = saved.err();
+            let save = |dir: &std::path::Path| trainer.save_state(dir);
+            let unsaved = plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress));
+            *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = unsaved;
             metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
         }
         *idle_since = Instant::now();
