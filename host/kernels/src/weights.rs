@@ -200,7 +200,7 @@ impl<'a> WeightsView<'a> {
 }
 
 /// Name and length of every parameter slot in the order of [`Grads::iter_mut`]; `None` where the variant has none.
-fn shapes(d: &Dims) -> Vec<(String, Option<usize>)> {
+pub(crate) fn shapes(d: &Dims) -> Vec<(String, Option<usize>)> {
     let (h, q, kv) = (d.hidden, d.q_width(), d.kv_width());
     let bias = |n| d.qkv_bias.then_some(n);
     let norm = d.qk_norm.then_some(d.head_dim);
@@ -321,7 +321,31 @@ impl Grads {
         out.into_iter()
     }
 
-    fn slices(&self) -> Vec<&[f32]> {
+    /// The same numbers as weights.
+    pub fn as_weights<'a>(&'a self, dims: &'a Dims, rope: &'a Rope) -> WeightsView<'a> {
+        let layer = |l: &'a LayerGrads| LayerView {
+            input_norm: &l.input_norm,
+            q: &l.q,
+            k: &l.k,
+            v: &l.v,
+            o: &l.o,
+            q_bias: l.q_bias.as_deref(),
+            k_bias: l.k_bias.as_deref(),
+            v_bias: l.v_bias.as_deref(),
+            q_norm: l.q_norm.as_deref(),
+            k_norm: l.k_norm.as_deref(),
+            post_norm: &l.post_norm,
+            gate: &l.gate,
+            up: &l.up,
+            down: &l.down,
+        };
+        let layers = self.layers.iter().map(layer).collect();
+        let (final_norm, lm_head) = (&self.final_norm, self.lm_head.as_deref());
+        WeightsView { dims, rope, embed: &self.embed, layers, final_norm, lm_head }
+    }
+
+    /// Every gradient, in the order of [`Grads::iter_mut`].
+    pub fn slices(&self) -> Vec<&[f32]> {
         let mut out: Vec<&[f32]> = vec![&self.embed];
         for l in &self.layers {
             out.extend([&l.input_norm, &l.q, &l.k, &l.v, &l.o].map(|v| v.as_slice()));

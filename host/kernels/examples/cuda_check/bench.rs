@@ -2,11 +2,16 @@
 //!
 //! Owns how a check is done. Must not know the operations.
 
-use prl_kernels::cuda::{Context, CudaError, CudaSlice, bf16};
+use prl_kernels::cuda::{Context, CudaError, CudaSlice, Element};
 
 /// Elements behind every checked output that no kernel may touch.
-const GUARD: usize = 256;
-const MARK: u16 = 0x4242;
+pub const GUARD: usize = 256;
+/// What the guard band holds: a number that every type has.
+pub const MARK: f32 = 48.5;
+/// One rounding to bf16 is off by 2⁻⁸ at most, 1.7e-3 as a rule; sums in f32 stay far below 1e-5.
+pub const ROUNDED: f64 = 1.0 / 256.0;
+/// Limit of what is computed in f32.
+pub const EXACT: f64 = 1e-5;
 
 /// A generator of standard normal numbers.
 pub struct Random(u64);
@@ -38,17 +43,17 @@ impl Random {
         (0..n).map(|_| self.normal() * scale).collect()
     }
 
-    pub fn halves(&mut self, n: usize, scale: f32) -> Vec<bf16> {
-        (0..n).map(|_| bf16::from_f32(self.normal() * scale)).collect()
+    pub fn values<T: Element>(&mut self, n: usize, scale: f32) -> Vec<T> {
+        (0..n).map(|_| T::from_f32(self.normal() * scale)).collect()
     }
 }
 
-pub fn f64s(x: &[bf16]) -> Vec<f64> {
+pub fn f64s<T: Element>(x: &[T]) -> Vec<f64> {
     x.iter().map(|x| f64::from(x.to_f32())).collect()
 }
 
-pub fn wide(x: &[f32]) -> Vec<f64> {
-    x.iter().map(|x| f64::from(*x)).collect()
+fn is_half<T>() -> bool {
+    size_of::<T>() == 2
 }
 
 /// ‖x − reference‖ / ‖reference‖; NaN if anything is.
@@ -65,34 +70,24 @@ pub fn error(x: impl IntoIterator<Item = f64>, reference: &[f64]) -> f64 {
     if norm == 0.0 { difference.sqrt() } else { (difference / norm).sqrt() }
 }
 
-/// A bf16 output full of NaN with a guard band behind.
-pub fn out_halves(c: &Context, n: usize) -> Result<CudaSlice<bf16>, CudaError> {
-    let mut x = vec![bf16::from_f32(f32::NAN); n];
-    x.extend([bf16::from_bits(MARK); GUARD]);
-    c.upload(&x)
+/// An output full of NaN with a guard band behind.
+pub fn empty<T: Element>(c: &Context, n: usize) -> Result<CudaSlice<T>, CudaError> {
+    filled(c, n, f32::NAN)
 }
 
-/// An f32 output full of `fill` with a guard band behind.
-pub fn out_floats(c: &Context, n: usize, fill: f32) -> Result<CudaSlice<f32>, CudaError> {
-    let mut x = vec![fill; n];
-    x.extend([f32::from_bits(u32::from(MARK)); GUARD]);
+/// An output full of `fill` with a guard band behind.
+pub fn filled<T: Element>(c: &Context, n: usize, fill: f32) -> Result<CudaSlice<T>, CudaError> {
+    let mut x = vec![T::from_f32(fill); n];
+    x.extend([T::from_f32(MARK); GUARD]);
     c.upload(&x)
 }
 
 /// Contents of an output as f64; a broken guard band turns them to NaN.
-pub fn read_halves(c: &Context, x: &CudaSlice<bf16>) -> Result<Vec<f64>, CudaError> {
+pub fn read<T: Element>(c: &Context, x: &CudaSlice<T>) -> Result<Vec<f64>, CudaError> {
     let all = c.download(x)?;
     let (x, guard) = all.split_at(all.len() - GUARD);
-    let whole = guard.iter().all(|g| g.to_bits() == MARK);
+    let whole = guard.iter().all(|g| g.to_f32() == MARK);
     Ok(x.iter().map(|x| if whole { f64::from(x.to_f32()) } else { f64::NAN }).collect())
-}
-
-/// Contents of an output as f64; a broken guard band turns them to NaN.
-pub fn read_floats(c: &Context, x: &CudaSlice<f32>) -> Result<Vec<f64>, CudaError> {
-    let all = c.download(x)?;
-    let (x, guard) = all.split_at(all.len() - GUARD);
-    let whole = guard.iter().all(|g| g.to_bits() == u32::from(MARK));
-    Ok(x.iter().map(|x| if whole { f64::from(*x) } else { f64::NAN }).collect())
 }
 
 /// Errors of one operation over its shapes, and whether all are within the limit.
@@ -115,6 +110,20 @@ impl Table {
             Some(_) => {}
             None => self.rows.push((what.to_owned(), error, limit)),
         }
+    }
+
+    /// Notes an error of what is stored as T: at most `limit` in bf16, [`EXACT`] in f32.
+    pub fn of<T>(&mut self, what: &str, shape: &str, error: f64, limit: f64) {
+        if is_half::<T>() {
+            self.note(what, shape, error, limit);
+        } else {
+            self.note(&format!("f32 {what}"), shape, error, limit.min(EXACT));
+        }
+    }
+
+    /// Notes whether something holds.
+    pub fn holds(&mut self, what: &str, shape: &str, right: bool) {
+        self.note(what, shape, f64::from(u8::from(!right)), 0.0);
     }
 
     /// Prints the largest error of each output; true if all are within their limits.

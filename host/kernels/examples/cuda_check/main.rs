@@ -1,6 +1,8 @@
 //! Checks every CUDA operation against f64 references and takes their times; `baseline.py` beside this prints PyTorch's.
 //!
-//! Arguments: any of `check`, `time`, `portable` (attention by the kernels for every GPU); then a folder for compiled kernels, `cache=FOLDER`, and a seed, `seed=NUMBER`.
+//! Arguments: any of `check`, `time`, `small` (attention over few tokens only), `portable` (attention by the kernels for every
+//! GPU); then a folder for compiled kernels, `cache=FOLDER`, a seed, `seed=NUMBER`, one topic, `only=NAME`, and one head dimension of
+//! attention, `dim=NUMBER`.
 
 mod bench;
 mod checks;
@@ -20,18 +22,20 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let c = Context::new(0, value("cache").map(std::path::Path::new))?;
     let c = if arguments.iter().any(|a| a == "portable") { c.portable() } else { c };
     println!("GPU {} open after {:.2} s", c.name()?, start.elapsed().as_secs_f64());
-    c.prepare(&[64, 96, 128])?;
+    c.prepare(&checks::HEAD_DIMS, true, true)?;
     println!("kernels ready after {:.2} s", start.elapsed().as_secs_f64());
     let mut right = true;
     if arguments.iter().any(|a| a == "check") {
         let mut table = Table::new();
-        let done = checks::all(&c, &mut random, &mut table);
+        let dim = value("dim").and_then(|d| d.parse().ok());
+        let only = checks::Only { topic: value("only"), dim, small: arguments.iter().any(|a| a == "small") };
+        let done = checks::all(&c, &mut random, &mut table, only);
         right = table.print();
         done?;
         println!("CHECK {} after {:.1} s", if right { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
     }
     if arguments.iter().any(|a| a == "time") {
-        times::all(&c, &mut random)?;
+        times::all(&c, &mut random, value("only"))?;
         println!("TIMED after {:.1} s", start.elapsed().as_secs_f64());
     }
     Ok(right)

@@ -131,6 +131,21 @@ pub fn attention(
     r
 }
 
+/// Attention of one query head to all entries of key/value head `head` of `heads`.
+pub fn attend(q: &[f64], k: &[f64], v: &[f64], [heads, head]: [usize; 2], scale: f64) -> Vec<f64> {
+    let of = |x: &'_ [f64], j: usize| -> Vec<f64> { x[(j * heads + head) * q.len()..][..q.len()].to_vec() };
+    let count = k.len() / (heads * q.len());
+    let s: Vec<f64> = (0..count).map(|j| scale * of(k, j).iter().zip(q).map(|(a, b)| a * b).sum::<f64>()).collect();
+    let top = s.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = s.iter().map(|s| (s - top).exp()).sum();
+    let mut out = vec![0.0; q.len()];
+    for (j, s) in s.iter().enumerate() {
+        let p = (s - top).exp() / sum;
+        out.iter_mut().zip(of(v, j)).for_each(|(o, v)| *o += p * v);
+    }
+    out
+}
+
 /// ln p(label), entropy and ln Σ exp of one row.
 pub fn head(logits: &[f64], label: usize, inv_temp: f64) -> [f64; 3] {
     let top = logits.iter().map(|x| x * inv_temp).fold(f64::NEG_INFINITY, f64::max);

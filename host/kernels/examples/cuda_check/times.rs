@@ -3,8 +3,8 @@
 //! Owns the shapes and what each must move or compute at least. Must not know how time is taken.
 
 use prl_kernels::cuda::{
-    AdamStep, Attention, AttentionGrads, Context, CudaError, CudaSlice, HeadLayout, HeadRows, HeadShape, Matrix,
-    NormGrads, bf16,
+    AdamStep, Attention, AttentionGrads, CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element, HeadLayout,
+    HeadRows, HeadShape, Matrix, NormGrads, Onto, bf16,
 };
 
 use crate::bench::{Random, time};
@@ -13,7 +13,11 @@ type Done = Result<(), CudaError>;
 
 /// Random bf16 of any length: a block of them, repeated on the GPU.
 fn halves(c: &Context, r: &mut Random, n: usize) -> Result<CudaSlice<bf16>, CudaError> {
-    let block = c.upload(&r.halves((1 << 20).min(n), 1.0))?;
+    values(c, r, n)
+}
+
+fn values<T: Element>(c: &Context, r: &mut Random, n: usize) -> Result<CudaSlice<T>, CudaError> {
+    let block = c.upload(&r.values((1 << 20).min(n), 1.0))?;
     repeat(c, &block, n)
 }
 
@@ -41,41 +45,103 @@ fn computed(what: &str, shape: &str, ms: f64, flops: f64) {
     println!("TIME {what:22} {shape:28} {ms:9.4} ms {:8.0} TF/s", flops / ms / 1e9);
 }
 
-pub fn all(c: &Context, r: &mut Random) -> Done {
-    attentions(c, r)?;
-    products(c, r)?;
-    rows(c, r)?;
-    head(c, r)?;
-    step(c, r)
+/// Times everything, or one topic.
+pub fn all(c: &Context, r: &mut Random, topic: Option<&str>) -> Done {
+    let topics: [(&str, fn(&Context, &mut Random) -> Done); 6] = [
+        ("attention", attentions),
+        ("decode", caches),
+        ("products", products),
+        ("rows", rows),
+        ("steps", head),
+        ("steps", step),
+    ];
+    topics.into_iter().filter(|t| topic.is_none_or(|name| name == t.0)).try_for_each(|t| t.1(c, r))
 }
 
 fn attentions(c: &Context, r: &mut Random) -> Done {
-    let (heads, kv_heads, dim) = (16, 8, 128);
     for (name, docs) in [
         ("8 x 2048", vec![2048; 8]),
         ("4 x 4096", vec![4096; 4]),
         ("1 x 16384", vec![16384]),
         ("64 x 256", vec![256; 64]),
     ] {
-        let n: usize = docs.iter().sum();
-        let (wide, narrow) = (heads * dim, kv_heads * dim);
-        let (q, k, v, dout) =
-            (halves(c, r, n * wide)?, halves(c, r, n * narrow)?, halves(c, r, n * narrow)?, halves(c, r, n * wide)?);
-        let (mut out, mut lse, mut delta) = (c.alloc(n * wide)?, c.alloc(n * heads)?, c.alloc(n * heads)?);
-        let (mut dq, mut dk, mut dv) = (c.alloc(n * wide)?, c.alloc(n * narrow)?, c.alloc(n * narrow)?);
-        let tiles = c.tiles(&docs)?;
-        let layout = HeadLayout { heads, kv_heads, dim, q_stride: wide, k_stride: narrow, v_stride: narrow };
-        let x = Attention { q: &q, k: &k, v: &v, layout, scale: 1.0 / (dim as f32).sqrt() };
-        // Half of the full square, as is usual for causal attention: two products forward, five backward.
-        let flops: f64 = docs.iter().map(|l| 2.0 * (l * l * wide) as f64).sum();
-        let f = time(c, 10, || c.attention(&tiles, x, &mut out, wide, &mut lse))?;
-        computed("attention", name, f, flops);
-        let b = time(c, 5, || {
-            let grads = AttentionGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv, strides: [wide, narrow, narrow] };
-            c.attention_backward(&tiles, x, (&out, &dout, wide), &lse, &mut delta, grads)
+        attention::<bf16>(c, r, "attention", name, &docs)?;
+    }
+    attention::<f32>(c, r, "attention f32", "8 x 2048", &[2048; 8])
+}
+
+fn attention<T: Element>(c: &Context, r: &mut Random, what: &str, name: &str, docs: &[usize]) -> Done {
+    let (heads, kv_heads, dim) = (16, 8, 128);
+    let n: usize = docs.iter().sum();
+    let (wide, narrow) = (heads * dim, kv_heads * dim);
+    let (q, k, v, dout) = (
+        values::<T>(c, r, n * wide)?,
+        values::<T>(c, r, n * narrow)?,
+        values::<T>(c, r, n * narrow)?,
+        values::<T>(c, r, n * wide)?,
+    );
+    let (mut out, mut lse, mut delta) = (c.alloc(n * wide)?, c.alloc(n * heads)?, c.alloc(n * heads)?);
+    let (mut dq, mut dk, mut dv) = (c.alloc(n * wide)?, c.alloc(n * narrow)?, c.alloc(n * narrow)?);
+    let tiles = c.tiles(docs)?;
+    let layout = HeadLayout { heads, kv_heads, dim, q_stride: wide, k_stride: narrow, v_stride: narrow };
+    let x = Attention { q: &q, k: &k, v: &v, layout, scale: 1.0 / (dim as f32).sqrt() };
+    // Half of the full square, as is usual for causal attention: two products forward, five backward.
+    let flops: f64 = docs.iter().map(|l| 2.0 * (l * l * wide) as f64).sum();
+    let f = time(c, 10, || c.attention(&tiles, x, &mut out, wide, &mut lse))?;
+    computed(what, name, f, flops);
+    let b = time(c, 5, || {
+        let grads = AttentionGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv, strides: [wide, narrow, narrow] };
+        c.attention_backward(&tiles, x, (&out, &dout, wide), &lse, &mut delta, grads)
+    })?;
+    computed(&format!("{what} backward"), name, b, 2.5 * flops);
+    computed(&format!("{what} both"), name, f + b, 3.5 * flops);
+    Ok(())
+}
+
+/// One layer's attention over caches; layers take turns, so that no cache is in the GPU's own from the run before.
+fn caches(c: &Context, r: &mut Random) -> Done {
+    let layout = CacheLayout { heads: 16, kv_heads: 8, dim: 128 };
+    let (wide, narrow) = (16 * 128, 8 * 128);
+    let noise = halves(c, r, 1 << 20)?;
+    for (rows, context) in [
+        (1, 300),
+        (1, 1024),
+        (1, 8192),
+        (32, 300),
+        (32, 1024),
+        (32, 8192),
+        (128, 300),
+        (128, 1024),
+        (256, 300),
+        (256, 1024),
+        (512, 300),
+        (64, 8192),
+    ] {
+        let entry = 2 * narrow;
+        let layers = (1usize << 30).div_ceil(rows * context * entry).clamp(2, 28);
+        let blocks = (0..rows).map(|_| repeat(c, &noise, layers * context * entry)).collect::<Result<Vec<_>, _>>()?;
+        let bases = c.upload(&blocks.iter().map(|b| c.address_of(b)).collect::<Vec<_>>())?;
+        let (capacities, seq) =
+            (c.upload(&vec![context as i32; rows])?, c.upload(&(0..rows as i32).collect::<Vec<_>>())?);
+        let position = c.upload(&vec![context as i32 - 1; rows])?;
+        let at = CacheRows { bases: &bases, capacities: &capacities, seq: &seq, position: &position };
+        let (q, k) = (halves(c, r, rows * wide)?, halves(c, r, rows * narrow)?);
+        let mut out = c.alloc::<bf16>(rows * wide)?;
+        let mut scratch = c.alloc(c.cache_attention_scratch(layout, rows, context))?;
+        let scale = 1.0 / (layout.dim as f32).sqrt();
+        let mut layer = 0;
+        let shape = format!("{rows} rows x {context}");
+        let ms = time(c, 2 * layers, || {
+            layer = (layer + 1) % layers;
+            // SAFETY: the blocks live here, were made for `layers` layers, and nothing else uses them.
+            unsafe { c.cache_attention(layer, layout, rows, (&q, wide), at, context, scale, &mut out, &mut scratch) }
         })?;
-        computed("attention backward", name, b, 2.5 * flops);
-        computed("attention both", name, f + b, 3.5 * flops);
+        moved("decode", &shape, ms, (rows * context * entry * 2) as f64);
+        if context == 300 {
+            // SAFETY: as above.
+            let ms = time(c, 20, || unsafe { c.cache_store(0, layout, rows, (&k, narrow), (&k, narrow), at) })?;
+            moved("decode: store", &shape, ms, (rows * narrow * 8) as f64);
+        }
     }
     Ok(())
 }
@@ -101,19 +167,19 @@ fn products(c: &Context, r: &mut Random) -> Done {
         let ms = match kind {
             'f' => {
                 let mut y = c.alloc::<bf16>(m * w)?;
-                time(c, 10, || c.gemm(shape, Matrix::new(&a, k), Matrix::t(&b, k), &mut y, w, false))?
+                time(c, 10, || c.gemm(shape, Matrix::new(&a, k), Matrix::t(&b, k), &mut y, w, Onto::Nothing))?
             }
             'x' => {
                 let mut y = c.alloc::<bf16>(m * w)?;
-                time(c, 10, || c.gemm(shape, Matrix::new(&a, k), Matrix::new(&b, w), &mut y, w, false))?
+                time(c, 10, || c.gemm(shape, Matrix::new(&a, k), Matrix::new(&b, w), &mut y, w, Onto::Nothing))?
             }
             'h' => {
                 let mut y = c.alloc::<f32>(m * w)?;
-                time(c, 10, || c.gemm(shape, Matrix::new(&a, k), Matrix::t(&b, k), &mut y, w, false))?
+                time(c, 10, || c.gemm(shape, Matrix::new(&a, k), Matrix::t(&b, k), &mut y, w, Onto::Nothing))?
             }
             _ => {
                 let mut y = floats(c, r, m * w, 1.0)?;
-                time(c, 10, || c.gemm(shape, Matrix::t(&a, m), Matrix::new(&b, w), &mut y, w, true))?
+                time(c, 10, || c.gemm(shape, Matrix::t(&a, m), Matrix::new(&b, w), &mut y, w, Onto::Itself))?
             }
         };
         computed("gemm", name, ms, flops);
@@ -135,9 +201,14 @@ fn rows(c: &Context, r: &mut Random) -> Done {
     moved("rms_norm + residual", "16384 x 1024", ms, 4.0 * unit);
     let ms = time(c, 20, || {
         let grads = NormGrads { dw: &mut dw, scratch: &mut scratch };
-        c.rms_norm_backward([n, h], (&x, &rstd), &w, &dy, Some(&through), &mut dx, grads)
+        c.rms_norm_backward([n, h], (&x, &rstd), &w, &dy, Some(&through), &mut dx, None, grads)
     })?;
     moved("rms_norm backward", "16384 x 1024 + residual", ms, 4.0 * unit);
+    let ms = time(c, 20, || {
+        let grads = NormGrads { dw: &mut dw, scratch: &mut scratch };
+        c.rms_norm_backward([n, h], (&x, &rstd), &w, &dy, Some(&through), &mut dx, Some(&mut y), grads)
+    })?;
+    moved("the same, y again", "16384 x 1024 + residual", ms, 5.0 * unit);
 
     let s = HeadShape { heads: 16, kv_heads: 8, dim: 128, eps: 1e-6 };
     let (wide, narrow) = (2048, 1024);
@@ -184,7 +255,7 @@ fn head(c: &Context, r: &mut Random) -> Done {
     let labels = c.upload(&(0..rows).map(|_| r.below(vocab) as i32).collect::<Vec<_>>())?;
     let (temps, dl) = (c.upload(&vec![1.0f32; rows])?, floats(c, r, rows, 1.0)?);
     let (mut lp, mut en, mut lz) = (c.alloc(rows)?, c.alloc(rows)?, c.alloc(rows)?);
-    let mut grad = c.alloc(rows * vocab)?;
+    let mut grad = c.alloc::<bf16>(rows * vocab)?;
     let of = HeadRows { labels: &labels, inv_temp: &temps };
     let n = (rows * vocab) as f64;
     let ms = time(c, 10, || c.head_stats([rows, vocab], &logits, of, [&mut lp, &mut en, &mut lz]))?;
@@ -198,9 +269,10 @@ fn step(c: &Context, r: &mut Random) -> Done {
     let n = 596_049_920;
     let g = floats(c, r, n, 1.0)?;
     let (mut p, mut m, mut v) = (floats(c, r, n, 1.0)?, c.zeros(n)?, c.zeros(n)?);
-    let mut copy = c.alloc(n)?;
+    let mut copy = c.alloc::<bf16>(n)?;
     let (mut scratch, mut clipped) = (c.alloc::<f64>(c.grad_norm_scratch(1))?, c.alloc(2)?);
-    let ms = time(c, 3, || c.grad_norm(&[&g], 1.0, &mut scratch, &mut clipped))?;
+    let mut zeros = c.alloc(1)?;
+    let ms = time(c, 3, || c.grad_norm(&[&g], 1.0, &mut scratch, &mut clipped, &mut zeros))?;
     moved("grad norm", "596M", ms, 4.0 * n as f64);
     let s = AdamStep { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.01, step: 1 };
     let ms = time(c, 3, || c.adamw(s, [&mut p, &mut m, &mut v], &g, &mut copy, &clipped))?;

@@ -2,25 +2,29 @@
 //!
 //! Owns how documents are cut into tiles and the kernels' arguments. Must not know rotation, norms or projections.
 
-use super::element::bf16;
-
 use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
-use super::{CudaError, check, holds};
+use super::element::Element;
+use super::{CudaError, check, check_dim, holds};
 use cudarc::driver::CudaSlice;
 
 const OP: &str = "attention";
-/// Rows of queries of a forward tile and of a dq tile, as in both sources.
+/// Rows of queries of a forward tile and of a dq tile, as in all sources.
 const QUERY_ROWS: usize = 128;
 /// Rows of keys of a dk/dv tile, as in `attention.cu`.
 const KEY_ROWS: usize = 64;
-/// The same, as in `attention_sm90.cu`.
-const HOPPER_KEY_ROWS: usize = 128;
+/// The same, as in the other two.
+const WIDE_KEY_ROWS: usize = 128;
+/// Rows of a tile that one block of `attention_f32.cu` takes; blocks share a tile.
+const EXACT_ROWS: usize = 32;
 
-/// How one head dimension is computed: the kernels, and rows of shared memory that each uses.
+/// How one storage type and head dimension are computed: the kernels, which tiles of keys they take, the blocks that share
+/// a tile, the threads of a block and the bytes of shared memory that each kernel uses.
 struct Variant {
     source: Source,
-    hopper: bool,
+    wide_keys: bool,
+    parts: u32,
+    threads: u32,
     forward_bytes: u32,
     keys_bytes: u32,
     queries_bytes: u32,
@@ -28,37 +32,49 @@ struct Variant {
 
 impl Variant {
     /// Blocks for so many tiles and heads: Hopper's blocks fill the GPU and walk over their work.
-    fn blocks(&self, c: &Context, work: u32) -> u32 {
-        if self.hopper { c.blocks(1, work as usize).min(work) } else { work }
+    fn blocks(&self, c: &Context, work: u32) -> (u32, u32) {
+        if self.hopper() { (c.blocks(1, work as usize).min(work), 1) } else { (work, self.parts) }
     }
 
-    fn threads(&self) -> u32 {
-        if self.hopper { 384 } else { 128 }
+    fn hopper(&self) -> bool {
+        matches!(self.source, Source::AttentionHopper(_))
     }
 
-    fn new(c: &Context, dim: usize) -> Self {
-        let source = c.attention_source(dim);
-        let hopper = matches!(source, Source::AttentionHopper(_));
-        // Rows in shared memory, elements of a row, and bytes beside them.
-        let bytes = |rows: usize, more: usize| {
-            if hopper { (rows * dim * 2 + 1024) as u32 } else { (rows * (dim + 8) * 2 + more) as u32 }
-        };
-        if hopper {
-            Self {
+    fn new<T: Element>(c: &Context, dim: usize) -> Self {
+        let source = c.attention_source(T::PRECISION, dim);
+        // Rows in shared memory, bytes of a row, and bytes beside them.
+        let bytes = |rows: usize, row: usize, more: usize| (rows * row + more) as u32;
+        match source {
+            Source::AttentionHopper(_) => Self {
                 source,
-                hopper,
-                forward_bytes: bytes(QUERY_ROWS + 4 * 128, 0),
-                keys_bytes: bytes(2 * HOPPER_KEY_ROWS + 6 * 64, 0),
-                queries_bytes: bytes(2 * QUERY_ROWS + 6 * 64, 0),
+                wide_keys: true,
+                parts: 1,
+                threads: 384,
+                forward_bytes: bytes(QUERY_ROWS + 4 * 128, dim * 2, 1024),
+                keys_bytes: bytes(2 * WIDE_KEY_ROWS + 6 * 64, dim * 2, 1024),
+                queries_bytes: bytes(2 * QUERY_ROWS + 6 * 64, dim * 2, 1024),
+            },
+            Source::AttentionExact(_) => {
+                let (row, pieces) = (dim * 4 + 16, 2 * EXACT_ROWS * (EXACT_ROWS + 1) * 4 + 2 * EXACT_ROWS * 4);
+                Self {
+                    source,
+                    wide_keys: true,
+                    parts: (QUERY_ROWS / EXACT_ROWS) as u32,
+                    threads: 256,
+                    forward_bytes: bytes(3 * EXACT_ROWS, row, pieces),
+                    keys_bytes: bytes(4 * EXACT_ROWS, row, pieces),
+                    queries_bytes: bytes(4 * EXACT_ROWS, row, pieces),
+                }
             }
-        } else {
-            Self {
+            _ => Self {
                 source,
-                hopper,
-                forward_bytes: bytes(QUERY_ROWS + 4 * 64, 0),
-                keys_bytes: bytes(2 * KEY_ROWS + 4 * 64, 2 * 128 * 4),
-                queries_bytes: bytes(2 * QUERY_ROWS + 4 * 32, 0),
-            }
+                wide_keys: false,
+                parts: 1,
+                threads: 128,
+                forward_bytes: bytes(QUERY_ROWS + 4 * 64, dim * 2 + 16, 0),
+                keys_bytes: bytes(2 * KEY_ROWS + 4 * 64, dim * 2 + 16, 2 * 128 * 4),
+                queries_bytes: bytes(2 * QUERY_ROWS + 4 * 32, dim * 2 + 16, 0),
+            },
         }
     }
 }
@@ -68,7 +84,7 @@ pub struct Tiles {
     tokens: usize,
     queries: (CudaSlice<i32>, usize),
     keys: (CudaSlice<i32>, usize),
-    hopper_keys: (CudaSlice<i32>, usize),
+    wide_keys: (CudaSlice<i32>, usize),
 }
 
 impl Tiles {
@@ -101,7 +117,7 @@ pub struct HeadLayout {
     pub heads: usize,
     /// Key/value heads; a divisor of `heads`.
     pub kv_heads: usize,
-    /// Elements of a head: 64, 96 or 128.
+    /// Elements of a head: a multiple of 16, at most 128.
     pub dim: usize,
     /// Elements from one token's q to the next one's.
     pub q_stride: usize,
@@ -113,13 +129,13 @@ pub struct HeadLayout {
 
 /// Inputs of attention: rows of one token each, heads side by side.
 #[derive(Clone, Copy)]
-pub struct Attention<'a> {
+pub struct Attention<'a, T> {
     /// Rotated queries.
-    pub q: In<'a, bf16>,
+    pub q: In<'a, T>,
     /// Rotated keys.
-    pub k: In<'a, bf16>,
+    pub k: In<'a, T>,
     /// Values.
-    pub v: In<'a, bf16>,
+    pub v: In<'a, T>,
     /// How they lie.
     pub layout: HeadLayout,
     /// Factor of the scores, 1 / √dim as a rule.
@@ -127,13 +143,13 @@ pub struct Attention<'a> {
 }
 
 /// Where attention's gradients go, rows as the inputs' with strides of their own.
-pub struct AttentionGrads<'a> {
+pub struct AttentionGrads<'a, T> {
     /// Towards the queries.
-    pub dq: Out<'a, bf16>,
+    pub dq: Out<'a, T>,
     /// Towards the keys.
-    pub dk: Out<'a, bf16>,
+    pub dk: Out<'a, T>,
     /// Towards the values.
-    pub dv: Out<'a, bf16>,
+    pub dv: Out<'a, T>,
     /// Elements from one token's row to the next one's, of dq, dk and dv.
     pub strides: [usize; 3],
 }
@@ -145,10 +161,10 @@ fn check_rows(name: &str, len: usize, tokens: usize, stride: usize, width: usize
     holds(OP, name, len, if tokens == 0 { 0 } else { (tokens - 1) * stride + width })
 }
 
-impl Attention<'_> {
+impl<T> Attention<'_, T> {
     fn check(&self, tokens: usize) -> Result<(usize, usize), CudaError> {
         let l = self.layout;
-        check(OP, matches!(l.dim, 64 | 96 | 128), || format!("head dimension {} is not 64, 96 or 128", l.dim))?;
+        check_dim(OP, l.dim)?;
         check(OP, l.kv_heads > 0 && l.heads.is_multiple_of(l.kv_heads), || {
             format!("{} heads do not share {} key/value heads evenly", l.heads, l.kv_heads)
         })?;
@@ -168,13 +184,13 @@ impl Context {
     pub fn tiles(&self, doc_lens: &[usize]) -> Result<Tiles, CudaError> {
         let queries = cut(doc_lens, QUERY_ROWS, |len, row| len.min(row + QUERY_ROWS))?;
         let keys = cut(doc_lens, KEY_ROWS, |len, row| len - row)?;
-        let hopper_keys = cut(doc_lens, HOPPER_KEY_ROWS, |len, row| len - row)?;
+        let wide_keys = cut(doc_lens, WIDE_KEY_ROWS, |len, row| len - row)?;
         let list = |x: Vec<i32>| Ok::<_, CudaError>((self.upload(&x)?, x.len() / 4));
         Ok(Tiles {
             tokens: doc_lens.iter().sum(),
             queries: list(queries)?,
             keys: list(keys)?,
-            hopper_keys: list(hopper_keys)?,
+            wide_keys: list(wide_keys)?,
         })
     }
 
@@ -183,11 +199,11 @@ impl Context {
     ///
     /// # Errors
     /// If a buffer is too short for the documents or the head dimension is not supported.
-    pub fn attention(
+    pub fn attention<T: Element>(
         &self,
         tiles: &Tiles,
-        x: Attention<'_>,
-        out: Out<'_, bf16>,
+        x: Attention<'_, T>,
+        out: Out<'_, T>,
         out_stride: usize,
         lse: Out<'_, f32>,
     ) -> Result<(), CudaError> {
@@ -196,14 +212,14 @@ impl Context {
         check_rows("out", out.len(), n, out_stride, wide)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
-        let variant = Variant::new(self, l.dim);
+        let variant = Variant::new::<T>(self, l.dim);
         let work = grid(OP, tiles.queries.1 * l.heads)?;
         // SAFETY: arguments are those of `attention_forward`; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
                 (variant.source, "attention_forward"),
-                (variant.blocks(self, work), 1),
-                (variant.threads(), 1),
+                variant.blocks(self, work),
+                (variant.threads, 1),
                 variant.forward_bytes,
                 args![
                     self.address(x.q),
@@ -231,14 +247,14 @@ impl Context {
     ///
     /// # Errors
     /// If a buffer is too short for the documents or the head dimension is not supported.
-    pub fn attention_backward(
+    pub fn attention_backward<T: Element>(
         &self,
         tiles: &Tiles,
-        x: Attention<'_>,
-        (out, dout, out_stride): (In<'_, bf16>, In<'_, bf16>, usize),
+        x: Attention<'_, T>,
+        (out, dout, out_stride): (In<'_, T>, In<'_, T>, usize),
         lse: In<'_, f32>,
         delta: Out<'_, f32>,
-        grads: AttentionGrads<'_>,
+        grads: AttentionGrads<'_, T>,
     ) -> Result<(), CudaError> {
         let (l, n) = (x.layout, tiles.tokens);
         let (wide, narrow) = x.check(n)?;
@@ -257,13 +273,13 @@ impl Context {
             (self.address(out), self.address(dout), self.address(lse), self.address_mut(delta));
         let (dq, dk, dv) = (self.address_mut(grads.dq), self.address_mut(grads.dk), self.address_mut(grads.dv));
         let (qs, ks, vs) = (l.q_stride as i64, l.k_stride as i64, l.v_stride as i64);
-        let variant = Variant::new(self, l.dim);
-        let keys = if variant.hopper { &tiles.hopper_keys } else { &tiles.keys };
+        let variant = Variant::new::<T>(self, l.dim);
+        let keys = if variant.wide_keys { &tiles.wide_keys } else { &tiles.keys };
         let (key_work, work) = (grid(OP, keys.1 * l.kv_heads)?, grid(OP, tiles.queries.1 * l.heads)?);
         // SAFETY: arguments are those of the three kernels; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
-                (Source::Rows, "attention_delta"),
+                (Source::Rows(T::PRECISION), "attention_delta"),
                 (grid(OP, (n * l.heads).div_ceil(8))?, 1),
                 (256, 1),
                 0,
@@ -271,8 +287,8 @@ impl Context {
             )?;
             self.launch(
                 (variant.source, "attention_backward_kv"),
-                (variant.blocks(self, key_work), 1),
-                (variant.threads(), 1),
+                variant.blocks(self, key_work),
+                (variant.threads, 1),
                 variant.keys_bytes,
                 args![
                     q,
@@ -299,8 +315,8 @@ impl Context {
             )?;
             self.launch(
                 (variant.source, "attention_backward_q"),
-                (variant.blocks(self, work), 1),
-                (variant.threads(), 1),
+                variant.blocks(self, work),
+                (variant.threads, 1),
                 variant.queries_bytes,
                 args![
                     q,

@@ -16,14 +16,14 @@ __device__ __forceinline__ u32 smem_base() {
     return ((u32)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
 }
 
-// Barriers of a ring of N stages: `full` counts the loaders' arrivals, `empty` the workers' warps.
+// Barriers of a ring of N stages: `full` counts the loaders' arrivals, `empty` the workers'.
 template <int N> struct Ring { u64 full[N], empty[N]; };
 __device__ __forceinline__ u32 address(const u64* barrier) { return (u32)__cvta_generic_to_shared(barrier); }
-template <int N> __device__ __forceinline__ void ring_init(Ring<N>& r, int arrivals) {
+template <int N> __device__ __forceinline__ void ring_init(Ring<N>& r, int loaders, int workers) {
     if (threadIdx.x == 0)
         for (int i = 0; i < N; i++) {
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(r.full + i)), "r"(arrivals) : "memory");
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(r.empty + i)), "r"(WORKERS / 32) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(r.full + i)), "r"(loaders) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address(r.empty + i)), "r"(workers) : "memory");
         }
 }
 __device__ __forceinline__ void arrive(const u64* barrier) {
@@ -246,8 +246,8 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
     int lane = threadIdx.x & 31;
     u32 sq = smem_base(), sk = sq + ROWS * D * 2, sv = sk + 2 * TILE, my_q = sq + warpgroup() * 64 * 128;
     __shared__ Ring<STAGES> keys, values;
-    ring_init(keys, LOADERS);
-    ring_init(values, LOADERS);
+    ring_init(keys, LOADERS, WORKERS / 32);
+    ring_init(values, LOADERS, WORKERS / 32);
     __shared__ u64 own; // queries
     own_init(&own);
     __syncthreads();
@@ -384,7 +384,7 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
     int lane = threadIdx.x & 31, wg = warpgroup();
     u32 sk = smem_base(), sv = sk + ROWS * D * 2, sq = sv + ROWS * D * 2, sd = sq + STEP_STAGES * TILE;
     __shared__ Ring<STEP_STAGES> ring;
-    ring_init(ring, 2 * LOADERS); // copies and statistics
+    ring_init(ring, 2 * LOADERS, WORKERS); // copies and statistics, which every lane reads itself
     __shared__ u64 own; // keys and values
     own_init(&own);
     __syncthreads();
@@ -431,7 +431,7 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
             int step = t % per_head, first = row0 + step * STEP;
             wait_full(ring, base + t);
             if (step < wg) { // these queries come before all of this warpgroup's keys
-                give_back(ring, base + t);
+                arrive(ring.empty + (base + t) % STEP_STAGES);
                 continue;
             }
             int stage = (base + t) % STEP_STAGES;
@@ -472,7 +472,7 @@ attention_backward_kv(const bf16* __restrict__ q, const bf16* __restrict__ k, co
             products_wait<0>();
             results(gk);
             results(gv);
-            give_back(ring, base + t);
+            arrive(ring.empty + (base + t) % STEP_STAGES);
         }
         own_done(&own);
         store_rows(dk + (long long)start * dk_stride + kv_head * D, dk_stride, gk, row, len, scale, scale);
@@ -492,7 +492,7 @@ attention_backward_q(const bf16* __restrict__ q, const bf16* __restrict__ k, con
     int lane = threadIdx.x & 31, wg = warpgroup();
     u32 sq = smem_base(), sd = sq + ROWS * D * 2, sk = sd + ROWS * D * 2, sv = sk + STEP_STAGES * TILE;
     __shared__ Ring<STEP_STAGES> ring;
-    ring_init(ring, LOADERS);
+    ring_init(ring, LOADERS, WORKERS / 32);
     __shared__ u64 own; // queries and their gradients
     own_init(&own);
     __syncthreads();

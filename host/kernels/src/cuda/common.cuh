@@ -20,16 +20,51 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
 }
 __device__ __forceinline__ bf16 to_bf16(float x) { return (bf16)(pack_bf16(x, 0.0f) & 0xffffu); }
 
-// Eight bf16 in 16 bytes to and from floats.
-__device__ __forceinline__ void unpack8(uint4 v, float* x) {
+// `real` is what activations are stored as: bf16, or f32 where REAL_F32 is defined. Arithmetic is f32 either way. `Eight`
+// holds eight of them as they lie in memory.
+#ifdef REAL_F32
+typedef float real;
+struct Eight { float4 a, b; };
+__device__ __forceinline__ Eight get8(const real* p) { return {((const float4*)p)[0], ((const float4*)p)[1]}; }
+__device__ __forceinline__ void put8(real* p, const Eight& v) { ((float4*)p)[0] = v.a; ((float4*)p)[1] = v.b; }
+__device__ __forceinline__ void unpack8(const Eight& v, float* x) {
+    x[0] = v.a.x; x[1] = v.a.y; x[2] = v.a.z; x[3] = v.a.w;
+    x[4] = v.b.x; x[5] = v.b.y; x[6] = v.b.z; x[7] = v.b.w;
+}
+__device__ __forceinline__ Eight pack8(const float* x) {
+    return {make_float4(x[0], x[1], x[2], x[3]), make_float4(x[4], x[5], x[6], x[7])};
+}
+__device__ __forceinline__ float2 load2(const real* p) { return *(const float2*)p; }
+__device__ __forceinline__ void store4(real* p, const float* x) { *(float4*)p = make_float4(x[0], x[1], x[2], x[3]); }
+__device__ __forceinline__ real to_real(float x) { return x; }
+__device__ __forceinline__ float exp_real(float x) { return expf(x); }
+#else
+typedef bf16 real;
+typedef uint4 Eight;
+__device__ __forceinline__ Eight get8(const real* p) { return *(const uint4*)p; }
+__device__ __forceinline__ void put8(real* p, const Eight& v) { *(uint4*)p = v; }
+__device__ __forceinline__ void unpack8(const Eight& v, float* x) {
     x[0] = low_f32(v.x); x[1] = high_f32(v.x);
     x[2] = low_f32(v.y); x[3] = high_f32(v.y);
     x[4] = low_f32(v.z); x[5] = high_f32(v.z);
     x[6] = low_f32(v.w); x[7] = high_f32(v.w);
 }
-__device__ __forceinline__ uint4 pack8(const float* x) {
+__device__ __forceinline__ Eight pack8(const float* x) {
     return make_uint4(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7]));
 }
+__device__ __forceinline__ float2 load2(const real* p) {
+    u32 v = *(const u32*)p;
+    return make_float2(low_f32(v), high_f32(v));
+}
+__device__ __forceinline__ void store4(real* p, const float* x) {
+    *(uint2*)p = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
+}
+__device__ __forceinline__ real to_real(float x) { return to_bf16(x); }
+// Rounding hides what this is off by.
+__device__ __forceinline__ float exp_real(float x) { return __expf(x); }
+#endif
+__device__ __forceinline__ void load8(const real* p, float* x) { unpack8(get8(p), x); }
+__device__ __forceinline__ void store8(real* p, const float* x) { put8(p, pack8(x)); }
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;

@@ -10,17 +10,32 @@ use sha2::{Digest, Sha256};
 
 use super::CudaError;
 
-/// A source file and the head dimension it is compiled for, where it needs one.
+/// What a source's kernels store activations as.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Precision {
+    /// bf16.
+    Half,
+    /// f32.
+    Exact,
+}
+
+/// A source file, with the storage type and the head dimension it is compiled for, where it needs them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
-    /// Norms, rotation, SwiGLU, embeddings.
-    Rows,
+    /// Norms, rotation, SwiGLU, biases, embeddings.
+    Rows(Precision),
     /// Head softmax, clipping, AdamW.
-    Step,
-    /// Attention of one head dimension on any GPU.
+    Step(Precision),
+    /// bf16 attention of one head dimension on any GPU.
     Attention(usize),
     /// The same on Hopper.
     AttentionHopper(usize),
+    /// f32 attention of one head dimension.
+    AttentionExact(usize),
+    /// Attention over caches of keys and values.
+    Decode(Precision, usize),
+    /// Tokens from logits.
+    Draw,
 }
 
 const COMMON: &str = include_str!("common.cuh");
@@ -28,10 +43,16 @@ const COMMON: &str = include_str!("common.cuh");
 impl Source {
     fn text(self) -> String {
         let body = match self {
-            Self::Rows => include_str!("rows.cu"),
-            Self::Step => include_str!("step.cu"),
-            Self::Attention(_) => include_str!("attention.cu"),
+            Self::Rows(_) => include_str!("rows.cu"),
+            Self::Step(_) => include_str!("step.cu"),
+            Self::Draw => include_str!("draw.cu"),
+            Self::Attention(_) => concat!(include_str!("tiles.cuh"), include_str!("attention.cu")),
             Self::AttentionHopper(_) => include_str!("attention_sm90.cu"),
+            Self::AttentionExact(_) => include_str!("attention_f32.cu"),
+            Self::Decode(Precision::Half, _) => {
+                concat!(include_str!("caches.cuh"), include_str!("tiles.cuh"), include_str!("decode.cu"))
+            }
+            Self::Decode(Precision::Exact, _) => concat!(include_str!("caches.cuh"), include_str!("decode_f32.cu")),
         };
         format!("{COMMON}{body}")
     }
@@ -40,7 +61,14 @@ impl Source {
         // Warpgroup products exist only for the architecture's own target.
         let own = if matches!(self, Self::AttentionHopper(_)) { "a" } else { "" };
         let mut out = vec![format!("--gpu-architecture={arch}{own}"), "--std=c++17".to_owned()];
-        if let Self::Attention(dim) | Self::AttentionHopper(dim) = self {
+        if let Self::Rows(p) | Self::Step(p) | Self::Decode(p, _) = self
+            && p == Precision::Exact
+        {
+            out.push("-DREAL_F32".to_owned());
+        }
+        if let Self::Attention(dim) | Self::AttentionHopper(dim) | Self::AttentionExact(dim) | Self::Decode(_, dim) =
+            self
+        {
             out.push(format!("-DD={dim}"));
         }
         out
@@ -128,5 +156,7 @@ mod tests {
         assert_ne!(key("x", &opts("sm_90")), key("x", &opts("sm_80")));
         assert_ne!(key("x", &opts("sm_90")), key("y", &opts("sm_90")));
         assert_ne!(key("x", &opts("sm_90")), key("x", &Source::Attention(128).options("sm_90")));
+        let rows = |p| key("x", &Source::Rows(p).options("sm_90"));
+        assert_ne!(rows(Precision::Half), rows(Precision::Exact));
     }
 }

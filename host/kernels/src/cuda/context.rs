@@ -1,4 +1,4 @@
-//! One GPU: its stream, buffers, compiled kernels and products.
+//! One GPU: its stream, compiled kernels and products.
 //!
 //! Owns the order in which work is enqueued. Must not know what the kernels compute.
 
@@ -8,15 +8,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
-    DriverError, ValidAsZeroBits, result, sys,
+    CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DevicePtr, DevicePtrMut, DriverError, result, sys,
 };
 use cudarc::nvrtc::Ptx;
 use rayon::prelude::*;
 
-use super::compile::{Source, cubin};
+use super::compile::{Precision, Source, cubin};
+use super::element::bf16;
+use super::element::private::Sealed as _;
 use super::gemm::Products;
-use super::{CudaError, check, holds};
+use super::trace::Trace;
+use super::{CudaError, check};
 
 /// A buffer that an operation reads.
 pub type In<'a, T> = &'a dyn DevicePtr<T>;
@@ -39,7 +41,8 @@ impl Event {
 
 /// One GPU with a stream of its own. All operations of this module are its methods.
 pub struct Context {
-    context: Arc<CudaContext>,
+    pub(super) context: Arc<CudaContext>,
+    pub(super) device: sys::CUdevice,
     pub(super) stream: Arc<CudaStream>,
     arch: String,
     multiprocessors: u32,
@@ -48,6 +51,7 @@ pub struct Context {
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
     functions: Mutex<HashMap<(Source, &'static str), CudaFunction>>,
     pub(super) products: Products,
+    pub(super) traces: Trace,
 }
 
 pub(super) fn driver(what: &'static str) -> impl FnOnce(DriverError) -> CudaError {
@@ -65,6 +69,8 @@ impl Context {
             return Err(CudaError::Missing { library: "libcuda.so.1", package: "NVIDIA's driver" });
         }
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
+        let device = i32::try_from(ordinal).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_DEVICE));
+        let device = device.and_then(result::device::get).map_err(driver("opening the GPU"))?;
         // SAFETY: every buffer of this context is used on the one stream below, which orders all accesses.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(driver("creating a stream"))?;
@@ -78,6 +84,7 @@ impl Context {
         let products = Products::new(&stream)?;
         Ok(Self {
             context,
+            device,
             stream,
             arch: format!("sm_{major}{minor}"),
             multiprocessors: u32::try_from(count).unwrap_or(1).max(1),
@@ -86,6 +93,7 @@ impl Context {
             modules: Mutex::default(),
             functions: Mutex::default(),
             products,
+            traces: Trace::default(),
         })
     }
 
@@ -96,9 +104,13 @@ impl Context {
     }
 
     /// The attention kernels for a head dimension on this GPU.
-    pub(super) fn attention_source(&self, dim: usize) -> Source {
+    pub(super) fn attention_source(&self, precision: Precision, dim: usize) -> Source {
         let hopper = !self.portable && self.arch == "sm_90" && matches!(dim, 64 | 128);
-        if hopper { Source::AttentionHopper(dim) } else { Source::Attention(dim) }
+        match precision {
+            Precision::Exact => Source::AttentionExact(dim),
+            Precision::Half if hopper => Source::AttentionHopper(dim),
+            Precision::Half => Source::Attention(dim),
+        }
     }
 
     /// The GPU's name.
@@ -109,59 +121,9 @@ impl Context {
         self.context.name().map_err(driver("asking for the GPU's name"))
     }
 
-    /// Free and total bytes of the GPU's memory.
-    ///
-    /// # Errors
-    /// If the driver does not answer.
-    pub fn memory_bytes(&self) -> Result<(usize, usize), CudaError> {
-        self.context.mem_get_info().map_err(driver("asking for the GPU's memory"))
-    }
-
-    /// A buffer with undefined contents.
-    ///
-    /// # Errors
-    /// If there is not enough memory.
-    pub fn alloc<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
-        // SAFETY: contents are written by an operation before they are read; every bit pattern of T used here is valid.
-        unsafe { self.stream.alloc(len) }.map_err(driver("allocating memory"))
-    }
-
-    /// A buffer of zeros.
-    ///
-    /// # Errors
-    /// If there is not enough memory.
-    pub fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, CudaError> {
-        self.stream.alloc_zeros(len).map_err(driver("allocating memory"))
-    }
-
-    /// Copies host memory to a new buffer.
-    ///
-    /// # Errors
-    /// If there is not enough memory or the driver reports an error.
-    pub fn upload<T: DeviceRepr>(&self, from: &[T]) -> Result<CudaSlice<T>, CudaError> {
-        self.stream.clone_htod(from).map_err(driver("copying to the GPU"))
-    }
-
-    /// Copies a buffer to host memory, after everything enqueued before.
-    ///
-    /// # Errors
-    /// If the driver reports an error, of this or of an operation before.
-    pub fn download<T: DeviceRepr>(&self, from: &CudaSlice<T>) -> Result<Vec<T>, CudaError> {
-        let out = self.stream.clone_dtoh(from).map_err(driver("copying from the GPU"))?;
-        self.synchronize()?;
-        Ok(out)
-    }
-
-    /// Copies a buffer to another of the same length or more.
-    ///
-    /// # Errors
-    /// If `to` is too short.
-    pub fn copy<T>(&self, from: In<'_, T>, to: Out<'_, T>) -> Result<(), CudaError> {
-        holds("copy", "the destination", to.len(), from.len())?;
-        let bytes = from.len() * size_of::<T>();
-        let (from, to) = (self.address(from), self.address_mut(to));
-        // SAFETY: both hold `bytes` bytes, and the exclusive reference keeps them apart.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) }.map_err(driver("copying"))
+    /// Makes this GPU the calling thread's, as the driver's own calls need it.
+    pub(super) fn select(&self) -> Result<(), CudaError> {
+        self.context.bind_to_thread().map_err(driver("selecting the GPU"))
     }
 
     /// Waits until everything enqueued is done.
@@ -194,13 +156,19 @@ impl Context {
         x.device_ptr_mut(&self.stream).0
     }
 
-    /// Compiles and loads every kernel for these head dimensions at once, so that no later operation waits for it.
+    /// Compiles and loads every kernel for these head dimensions at once, so that no later operation waits for it:
+    /// those that store bf16 if `half`, those that store f32 if `exact`.
     ///
     /// # Errors
     /// If NVRTC is missing or refuses a kernel.
-    pub fn prepare(&self, head_dims: &[usize]) -> Result<(), CudaError> {
-        let attention = head_dims.iter().map(|d| self.attention_source(*d));
-        let sources: Vec<Source> = [Source::Rows, Source::Step].into_iter().chain(attention).collect();
+    pub fn prepare(&self, head_dims: &[usize], half: bool, exact: bool) -> Result<(), CudaError> {
+        let mut sources = vec![Source::Draw];
+        for (wanted, p) in [(half, bf16::PRECISION), (exact, f32::PRECISION)] {
+            if wanted {
+                sources.extend([Source::Rows(p), Source::Step(p)]);
+                sources.extend(head_dims.iter().flat_map(|d| [self.attention_source(p, *d), Source::Decode(p, *d)]));
+            }
+        }
         let compile = |s: &Source| cubin(*s, &self.arch, self.cache.as_deref());
         let codes: Vec<Result<Vec<u8>, CudaError>> = sources.par_iter().map(compile).collect();
         for (source, code) in sources.into_iter().zip(codes) {
@@ -222,6 +190,13 @@ impl Context {
         let m = self.context.load_module(Ptx::from_binary(code()?)).map_err(driver("loading kernels"))?;
         modules.insert(source, m.clone());
         Ok(m)
+    }
+
+    /// A source's variant that is loaded already, if one is: for kernels that are the same in all of them.
+    pub(super) fn either(&self, source: impl Fn(Precision) -> Source) -> Source {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let (half, exact) = (source(Precision::Half), source(Precision::Exact));
+        if modules.contains_key(&exact) && !modules.contains_key(&half) { exact } else { half }
     }
 
     fn function(&self, source: Source, name: &'static str, shared: u32) -> Result<CudaFunction, CudaError> {
@@ -256,11 +231,14 @@ impl Context {
             return Ok(());
         }
         let f = self.function(source, name, shared)?;
-        self.context.bind_to_thread().map_err(driver("selecting the GPU"))?;
+        self.select()?;
         let (grid, block) = ((grid.0, grid.1, 1), (block.0, block.1, 1));
-        // SAFETY: the caller's.
-        unsafe { result::launch_kernel(f.cu_function(), grid, block, shared, self.stream.cu_stream(), arguments) }
-            .map_err(driver(name))
+        let enqueue = || {
+            // SAFETY: the caller's.
+            unsafe { result::launch_kernel(f.cu_function(), grid, block, shared, self.stream.cu_stream(), arguments) }
+                .map_err(driver(name))
+        };
+        self.traced(|| name.to_owned(), enqueue)
     }
 }
 

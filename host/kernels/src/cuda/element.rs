@@ -1,8 +1,59 @@
-//! The 16-bit float that activations and the weights' working copies are kept in.
+//! The floats that activations and the weights' working copies are kept in: bf16 to compute fast, f32 to compute exactly.
 //!
-//! Owns its conversions. Must not know buffers.
+//! Owns their conversions. Must not know buffers.
 
 use cudarc::driver::{DeviceRepr, ValidAsZeroBits};
+
+/// What operations store activations as: [`bf16`] (products on tensor cores, f32 sums) or `f32` (full f32 arithmetic,
+/// nothing rounded to less).
+pub trait Element: Copy + Send + Sync + DeviceRepr + ValidAsZeroBits + 'static + private::Sealed {
+    /// The nearest value.
+    fn from_f32(x: f32) -> Self;
+    /// The same value.
+    fn to_f32(self) -> f32;
+}
+
+impl Element for bf16 {
+    fn from_f32(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+
+    fn to_f32(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for f32 {
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+pub(super) mod private {
+    use cudarc::cublaslt::sys::cudaDataType;
+
+    use super::super::compile::Precision;
+
+    /// What the module's own code needs to know of an element type.
+    pub trait Sealed {
+        /// cuBLASLt's name of it.
+        const TYPE: cudaDataType;
+        /// The kernels that store it.
+        const PRECISION: Precision;
+    }
+    impl Sealed for super::bf16 {
+        const TYPE: cudaDataType = cudaDataType::CUDA_R_16BF;
+        const PRECISION: Precision = Precision::Half;
+    }
+    impl Sealed for f32 {
+        const TYPE: cudaDataType = cudaDataType::CUDA_R_32F;
+        const PRECISION: Precision = Precision::Exact;
+    }
+}
 
 /// A bfloat16: the upper half of an f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,34 +6,15 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::element::bf16;
+use cudarc::cublaslt::sys::cudaDataType as Type;
 use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::{CudaSlice, CudaStream};
 
 use super::context::{Context, In, Out, driver};
+use super::element::Element;
 use super::{CudaError, check, holds};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
-
-/// An element type of a product: [`bf16`] (tensor cores, f32 sums) or `f32` (full f32 arithmetic).
-pub trait Element: private::Sealed {}
-impl Element for bf16 {}
-impl Element for f32 {}
-
-mod private {
-    pub trait Sealed {
-        const TYPE: cudarc::cublaslt::sys::cudaDataType;
-        const BYTES: usize;
-    }
-    impl Sealed for super::bf16 {
-        const TYPE: cudarc::cublaslt::sys::cudaDataType = cudarc::cublaslt::sys::cudaDataType::CUDA_R_16BF;
-        const BYTES: usize = 2;
-    }
-    impl Sealed for f32 {
-        const TYPE: cudarc::cublaslt::sys::cudaDataType = cudarc::cublaslt::sys::cudaDataType::CUDA_R_32F;
-        const BYTES: usize = 4;
-    }
-}
 
 /// A row-major matrix in a buffer: element (i, j) of what is multiplied is `data[i · stride + j]`, or
 /// `data[j · stride + i]` if transposed.
@@ -59,6 +40,17 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
+/// What a product is added to.
+#[derive(Clone, Copy)]
+pub enum Onto<'a, C> {
+    /// Nothing: `c = a · b`.
+    Nothing,
+    /// What the result held before: `c += a · b`.
+    Itself,
+    /// Another matrix with the result's shape and stride: `c = other + a · b`.
+    Other(In<'a, C>),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Shape {
     m: usize,
@@ -66,9 +58,9 @@ struct Shape {
     k: usize,
     strides: [usize; 3],
     transposed: [bool; 2],
-    half_in: bool,
-    half_out: bool,
-    add: bool,
+    types: [Type; 2],
+    /// What the addresses of a, b, what is added to, and the result are multiples of, at most 256.
+    align: [u32; 4],
 }
 
 struct Plan {
@@ -128,19 +120,19 @@ impl Products {
 
     fn plan(&self, s: Shape) -> Result<Plan, CudaError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-        use sys::{cublasComputeType_t as Compute, cublasLtMatmulDescAttributes_t as Attribute, cudaDataType as Type};
+        use sys::{cublasComputeType_t as Compute, cublasLtMatmulDescAttributes_t as Attribute};
         let failed = || blas(format!("planning the product {s:?}"));
-        let element = |half| if half { Type::CUDA_R_16BF } else { Type::CUDA_R_32F };
         // The library counts columns first, so rows of ours are its columns: it computes cᵀ = bᵀ · aᵀ.
         let stored = |rows, columns, t: bool| if t { (columns, rows) } else { (rows, columns) };
-        let layout = |half, (rows, columns): (usize, usize), stride: usize| {
-            lt::create_matrix_layout(element(half), columns as u64, rows as u64, stride as i64).map_err(failed())
+        let layout = |element, (rows, columns): (usize, usize), stride: usize| {
+            lt::create_matrix_layout(element, columns as u64, rows as u64, stride as i64).map_err(failed())
         };
+        // Without a FAST variant f32 factors are multiplied in full, never as TF32.
         let desc = lt::create_matmul_desc(Compute::CUBLAS_COMPUTE_32F, Type::CUDA_R_32F).map_err(failed())?;
         let layouts = [
-            layout(s.half_in, stored(s.k, s.n, s.transposed[1]), s.strides[1])?,
-            layout(s.half_in, stored(s.m, s.k, s.transposed[0]), s.strides[0])?,
-            layout(s.half_out, (s.m, s.n), s.strides[2])?,
+            layout(s.types[0], stored(s.k, s.n, s.transposed[1]), s.strides[1])?,
+            layout(s.types[0], stored(s.m, s.k, s.transposed[0]), s.strides[0])?,
+            layout(s.types[1], (s.m, s.n), s.strides[2])?,
         ];
         // SAFETY: attribute values have the sizes given; everything created here is destroyed in `Plan::drop`.
         unsafe {
@@ -154,12 +146,24 @@ impl Products {
                 lt::set_matmul_desc_attribute(desc, which, at, size_of::<i32>()).map_err(failed())?;
             }
             let preference = lt::create_matmul_pref().map_err(failed())?;
-            let at = std::ptr::from_ref(&WORKSPACE_BYTES).cast::<c_void>();
-            let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-            let found = lt::set_matmul_pref_attribute(preference, most, at, size_of::<usize>()).and_then(|()| {
+            let prefer = || {
+                let at = std::ptr::from_ref(&WORKSPACE_BYTES).cast::<c_void>();
+                let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+                lt::set_matmul_pref_attribute(preference, most, at, size_of::<usize>())?;
+                // As the library counts: its first factor is our b.
+                for (which, align) in [
+                    (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.align[1]),
+                    (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s.align[0]),
+                    (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s.align[2]),
+                    (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s.align[3]),
+                ] {
+                    let at = std::ptr::from_ref(&align).cast::<c_void>();
+                    lt::set_matmul_pref_attribute(preference, which, at, size_of::<u32>())?;
+                }
                 let [a, b, c] = layouts;
                 lt::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, preference)
-            });
+            };
+            let found = prefer();
             let _ = lt::destroy_matmul_pref(preference);
             plan.algo = found.map_err(failed())?.algo;
             Ok(plan)
@@ -168,7 +172,8 @@ impl Products {
 }
 
 impl Context {
-    /// `c = a · b`, or `c += a · b` if `add`, for `[m, k] · [k, n]`; c is row-major with `c_stride`. Sums are f32.
+    /// `c = onto + a · b` for `[m, k] · [k, n]`; c is row-major with `c_stride`. Sums are f32; a result in bf16 is rounded
+    /// once, after `onto` was added.
     ///
     /// # Errors
     /// If a buffer is too short for its shape or cuBLASLt has no algorithm for it.
@@ -179,14 +184,14 @@ impl Context {
         b: Matrix<'_, A>,
         c: Out<'_, C>,
         c_stride: usize,
-        add: bool,
+        onto: Onto<'_, C>,
     ) -> Result<(), CudaError> {
         const OP: &str = "product";
         if m == 0 || n == 0 {
             return Ok(());
         }
         check(OP, k > 0, || "the inner dimension is 0".to_owned())?;
-        check(OP, A::BYTES <= C::BYTES, || "f32 factors need an f32 result".to_owned())?;
+        check(OP, size_of::<A>() <= size_of::<C>(), || "f32 factors need an f32 result".to_owned())?;
         let stored = |rows, columns, t: bool| if t { (columns, rows) } else { (rows, columns) };
         let need = |name: &str, len, (rows, columns): (usize, usize), stride| {
             check(OP, stride >= columns, || format!("{name} has rows of {columns} at a stride of {stride}"))?;
@@ -195,45 +200,54 @@ impl Context {
         need("a", a.data.len(), stored(m, k, a.transposed), a.stride)?;
         need("b", b.data.len(), stored(k, n, b.transposed), b.stride)?;
         need("c", c.len(), (m, n), c_stride)?;
+        if let Onto::Other(other) = onto {
+            need("what is added to", other.len(), (m, n), c_stride)?;
+        }
+        let (a_at, b_at, c_at) = (self.address(a.data), self.address(b.data), self.address_mut(c));
+        let (onto_at, beta) = match onto {
+            Onto::Nothing => (c_at, 0.0f32),
+            Onto::Itself => (c_at, 1.0),
+            Onto::Other(other) => (self.address(other), 1.0),
+        };
         let shape = Shape {
             m,
             n,
             k,
             strides: [a.stride, b.stride, c_stride],
             transposed: [a.transposed, b.transposed],
-            half_in: A::BYTES == 2,
-            half_out: C::BYTES == 2,
-            add,
+            types: [A::TYPE, C::TYPE],
+            align: [a_at, b_at, onto_at, c_at].map(|x| 1 << x.trailing_zeros().min(8)),
         };
         let mut plans = self.products.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = match plans.entry(shape) {
             std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
             std::collections::hash_map::Entry::Vacant(e) => e.insert(self.products.plan(shape)?),
         };
-        let (alpha, beta) = (1.0f32, if add { 1.0f32 } else { 0.0 });
-        let (a, b, c) = (self.address(a.data), self.address(b.data), self.address_mut(c));
+        let alpha = 1.0f32;
         let workspace = self.address(&self.products.workspace);
+        let name = || format!("product {m} x {n} x {k}{}", if C::TYPE == A::TYPE { "" } else { ", f32" });
         // SAFETY: buffers were checked against the shape; the plan's descriptors are live behind the lock.
-        unsafe {
+        let enqueue = || unsafe {
             lt::matmul(
                 self.products.handle,
                 plan.desc,
                 std::ptr::from_ref(&alpha).cast(),
                 std::ptr::from_ref(&beta).cast(),
-                b as *const c_void,
+                b_at as *const c_void,
                 plan.layouts[0],
-                a as *const c_void,
+                a_at as *const c_void,
                 plan.layouts[1],
-                c as *const c_void,
+                onto_at as *const c_void,
                 plan.layouts[2],
-                c as *mut c_void,
+                c_at as *mut c_void,
                 plan.layouts[2],
                 &plan.algo,
                 workspace as *mut c_void,
                 WORKSPACE_BYTES,
                 self.stream.cu_stream().cast(),
             )
-        }
-        .map_err(blas(format!("multiplying {shape:?}")))
+            .map_err(blas(format!("multiplying {shape:?}")))
+        };
+        self.traced(name, enqueue)
     }
 }

@@ -1,4 +1,4 @@
-//! The decoder's fused operations on an NVIDIA GPU: bf16 activations, f32 sums, weights' masters and gradients.
+//! The decoder's fused operations on an NVIDIA GPU: activations in bf16 or f32; f32 sums, weights' masters and gradients.
 //!
 //! Owns a stream, its kernels and its products. Must not know models, layers' order, files other than its own cache of
 //! compiled kernels, or anything about reinforcement learning. Libraries (driver, cuBLASLt, NVRTC) are found at run
@@ -6,22 +6,36 @@
 //! fixed order and nothing is added with atomics, so the same inputs give the same bits.
 
 mod attention;
+mod buffers;
 mod compile;
 mod context;
+mod decode;
+pub mod decoder;
+mod draw;
 mod element;
+mod embedding;
 mod gemm;
+mod memory;
+mod rotation;
 mod rows;
 mod step;
+mod trace;
 
 pub use attention::{Attention, AttentionGrads, HeadLayout, Tiles};
+pub use buffers::Pinned;
 pub use context::{Context, Event, In, Out};
 pub use cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,
 };
-pub use element::bf16;
-pub use gemm::{Element, Matrix};
-pub use rows::{EmbedOrder, HeadShape, NormGrads, RopeTable};
+pub use decode::{CacheLayout, CacheRows};
+pub use element::{Element, bf16};
+pub use embedding::EmbedOrder;
+pub use gemm::{Matrix, Onto};
+pub use memory::{PoolBytes, UsedBytes};
+pub use rotation::{HeadShape, RopeTable};
+pub use rows::NormGrads;
 pub use step::{AdamStep, HeadRows};
+pub use trace::Traced;
 
 /// Why an operation on the GPU could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +87,13 @@ pub enum CudaError {
 /// `Ok` if the condition holds, else a [`CudaError::Shape`].
 fn check(op: &'static str, ok: bool, what: impl FnOnce() -> String) -> Result<(), CudaError> {
     if ok { Ok(()) } else { Err(CudaError::Shape { op, what: what() }) }
+}
+
+/// Checks that heads have a size that the kernels are made for.
+fn check_dim(op: &'static str, dim: usize) -> Result<(), CudaError> {
+    check(op, dim.is_multiple_of(16) && (16..=128).contains(&dim), || {
+        format!("head dimension {dim} is not a multiple of 16 up to 128")
+    })
 }
 
 /// Checks that a buffer holds at least `need` elements.

@@ -52,7 +52,7 @@ head_stats(const float* __restrict__ logits, const int* __restrict__ labels, con
 extern "C" __global__ void __launch_bounds__(256)
 head_gradient(const float* __restrict__ logits, const int* __restrict__ labels, const float* __restrict__ inv_temp,
               const float* __restrict__ logz, const float* __restrict__ entropy, const float* __restrict__ dlogprob,
-              const float* __restrict__ dentropy, bf16* __restrict__ dlogits, int vocab) {
+              const float* __restrict__ dentropy, real* __restrict__ dlogits, int vocab) {
     long long base = (long long)blockIdx.y * vocab;
     float scale = inv_temp[blockIdx.y], z = logz[blockIdx.y], dl = dlogprob[blockIdx.y];
     float de = dentropy ? dentropy[blockIdx.y] : 0.0f, en = entropy[blockIdx.y];
@@ -68,16 +68,16 @@ head_gradient(const float* __restrict__ logits, const int* __restrict__ labels, 
     }
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        float log_p = x[j] * scale - z, p = __expf(log_p);
+        float log_p = x[j] * scale - z, p = exp_real(log_p);
         log_p = log_p == -INF ? 0.0f : log_p;
         g[j] = -(scale * p) * fmaf(de, log_p + en, dl) + (first + j == label ? scale * dl : 0.0f);
     }
     if (whole) {
-        *(uint2*)(dlogits + base + first) = make_uint2(pack_bf16(g[0], g[1]), pack_bf16(g[2], g[3]));
+        store4(dlogits + base + first, g);
     } else {
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (first + j < vocab) dlogits[base + first + j] = to_bf16(g[j]);
+            if (first + j < vocab) dlogits[base + first + j] = to_real(g[j]);
     }
 }
 
@@ -90,34 +90,51 @@ __device__ __forceinline__ double block_sum_f64(double x, double* scratch) {
     return total;
 }
 
-// partial[block] = Σ g² of the elements that the block owns, in double precision.
+// partial[block] = Σ g² of the elements that the block owns, in double precision; zeros[block] = how many are zero, as a
+// double: counts below 2^53 add up without rounding.
 extern "C" __global__ void __launch_bounds__(256)
-square_sum(const float* __restrict__ g, double* __restrict__ partial, long long n) {
+square_sum(const float* __restrict__ g, double* __restrict__ partial, double* __restrict__ zeros, long long n) {
     __shared__ double scratch[8];
     double sum = 0.0;
+    u32 count = 0;
     long long quads = n / 4;
 #pragma unroll 4
     for (long long i = (long long)blockIdx.x * 256 + threadIdx.x; i < quads; i += (long long)gridDim.x * 256) {
         float4 v = ((const float4*)g)[i];
         sum += (double)v.x * v.x + (double)v.y * v.y + (double)v.z * v.z + (double)v.w * v.w;
+        count += (v.x == 0.0f) + (v.y == 0.0f) + (v.z == 0.0f) + (v.w == 0.0f);
     }
     if (blockIdx.x == 0 && threadIdx.x < n % 4) {
         float v = g[quads * 4 + threadIdx.x];
         sum += (double)v * v;
+        count += v == 0.0f;
     }
     sum = block_sum_f64(sum, scratch);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    __syncthreads();
+    double zero = block_sum_f64(count, scratch);
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = sum;
+        zeros[blockIdx.x] = zero;
+    }
 }
 
 // out = {norm, factor}: the norm of everything summed into `partial`, and what to multiply gradients by so that it is at
 // most max_norm (0 = no limit), min(1, max_norm / (norm + 1e-6)). Not finite: factor is NaN, and `adamw` changes nothing.
+// all_zeros is the sum of `zeros`.
 extern "C" __global__ void __launch_bounds__(256)
-clip(const double* __restrict__ partial, float* __restrict__ out, int count, float max_norm) {
+clip(const double* __restrict__ partial, const double* __restrict__ zeros, float* __restrict__ out, u64* __restrict__ all_zeros,
+     int count, float max_norm) {
     __shared__ double scratch[8];
-    double sum = 0.0;
-    for (int i = threadIdx.x; i < count; i += 256) sum += partial[i];
+    double sum = 0.0, zero = 0.0;
+    for (int i = threadIdx.x; i < count; i += 256) {
+        sum += partial[i];
+        zero += zeros[i];
+    }
     sum = sqrt(block_sum_f64(sum, scratch));
+    __syncthreads();
+    zero = block_sum_f64(zero, scratch);
     if (threadIdx.x == 0) {
+        *all_zeros = (u64)zero;
         float norm = (float)sum;
         bool finite = norm <= 3.402823466e38f;
         out[0] = norm;
@@ -125,7 +142,7 @@ clip(const double* __restrict__ partial, float* __restrict__ out, int count, flo
     }
 }
 
-// AdamW (Loshchilov & Hutter 2019): m, v, then p −= lr · (decay · p + m̂ / (√v̂ + eps)); `copy` becomes p in bf16.
+// AdamW (Loshchilov & Hutter 2019): m, v, then p −= lr · (decay · p + m̂ / (√v̂ + eps)); `copy` becomes p as `real`.
 struct Adam { float lr, beta1, beta2, eps, decay, correct1, correct2; };
 __device__ __forceinline__ void adam(float& p, float& m, float& v, float g, Adam a) {
     m = fmaf(a.beta1, m, (1.0f - a.beta1) * g);
@@ -133,7 +150,7 @@ __device__ __forceinline__ void adam(float& p, float& m, float& v, float g, Adam
     p -= a.lr * (a.decay * p + m * a.correct1 / (sqrtf(v * a.correct2) + a.eps));
 }
 extern "C" __global__ void __launch_bounds__(256)
-adamw(float* __restrict__ p, float* __restrict__ m, float* __restrict__ v, const float* __restrict__ g, bf16* __restrict__ copy,
+adamw(float* __restrict__ p, float* __restrict__ m, float* __restrict__ v, const float* __restrict__ g, real* __restrict__ copy,
       const float* __restrict__ clipped, long long n, Adam a) {
     float factor = clipped[1];
     if (!(factor == factor)) return;
@@ -147,10 +164,11 @@ adamw(float* __restrict__ p, float* __restrict__ m, float* __restrict__ v, const
         ((float4*)p)[i] = pp;
         ((float4*)m)[i] = mm;
         ((float4*)v)[i] = vv;
-        ((uint2*)copy)[i] = make_uint2(pack_bf16(pp.x, pp.y), pack_bf16(pp.z, pp.w));
+        float out[4] = {pp.x, pp.y, pp.z, pp.w};
+        store4(copy + i * 4, out);
     } else if (i < quads + n % 4) {
         long long j = quads * 4 + (i - quads);
         adam(p[j], m[j], v[j], g[j] * factor, a);
-        copy[j] = to_bf16(p[j]);
+        copy[j] = to_real(p[j]);
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! Owns the arguments of the kernels in `step.cu`. Must not know losses, schedules or parameters' names.
 
-use super::element::bf16;
-
 use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
+use super::element::Element;
 use super::{CudaError, check, holds};
 
 /// Partial sums that one buffer's squares are cut into. Part of the definition of the norm's bits.
@@ -76,7 +75,7 @@ impl Context {
         // SAFETY: arguments are those of `head_stats`; buffers were checked and the kernel checks labels.
         unsafe {
             self.launch(
-                (Source::Step, "head_stats"),
+                (self.either(Source::Step), "head_stats"),
                 (grid(OP, rows)?, 1),
                 (512, 1),
                 0,
@@ -93,12 +92,12 @@ impl Context {
         }
     }
 
-    /// Gradient of Σ dlogprob · logprob + Σ dentropy · entropy towards the logits, in bf16:
+    /// Gradient of Σ dlogprob · logprob + Σ dentropy · entropy towards the logits:
     /// `inv_temp · (dlogprob · (1[label] − p) − dentropy · p · (ln p + entropy))`. `stats` are logz and entropy.
     ///
     /// # Errors
     /// If a buffer is too short.
-    pub fn head_gradient(
+    pub fn head_gradient<T: Element>(
         &self,
         [rows, vocab]: [usize; 2],
         logits: In<'_, f32>,
@@ -106,7 +105,7 @@ impl Context {
         stats: [In<'_, f32>; 2],
         dlogprob: In<'_, f32>,
         dentropy: Option<In<'_, f32>>,
-        dlogits: Out<'_, bf16>,
+        dlogits: Out<'_, T>,
     ) -> Result<(), CudaError> {
         const OP: &str = "head's gradient";
         holds(OP, "logits", logits.len().min(dlogits.len()), rows * vocab)?;
@@ -124,7 +123,7 @@ impl Context {
         // SAFETY: arguments are those of `head_gradient`; buffers were checked.
         unsafe {
             self.launch(
-                (Source::Step, "head_gradient"),
+                (Source::Step(T::PRECISION), "head_gradient"),
                 (grid(OP, vocab.div_ceil(1024))?, grid(OP, rows)?),
                 (256, 1),
                 0,
@@ -145,12 +144,12 @@ impl Context {
 
     /// Elements of scratch that [`Context::grad_norm`] needs for so many buffers.
     pub fn grad_norm_scratch(&self, buffers: usize) -> usize {
-        buffers * NORM_PARTS
+        2 * buffers * NORM_PARTS
     }
 
     /// Writes `{norm, factor}`: the norm of all gradients together, summed in f64 in a fixed order, and
     /// `min(1, max_norm / (norm + 1e-6))` for [`Context::adamw`], or NaN if the norm is not finite. `max_norm` 0 is no
-    /// limit.
+    /// limit. `zeros` becomes the number of elements that are exactly zero.
     ///
     /// # Errors
     /// If a buffer is too short.
@@ -160,48 +159,52 @@ impl Context {
         max_norm: f32,
         scratch: Out<'_, f64>,
         out: Out<'_, f32>,
+        zeros: Out<'_, u64>,
     ) -> Result<(), CudaError> {
         const OP: &str = "gradients' norm";
-        let count = self.grad_norm_scratch(grads.len());
-        holds(OP, "scratch", scratch.len(), count)?;
+        let count = grads.len() * NORM_PARTS;
+        holds(OP, "scratch", scratch.len(), self.grad_norm_scratch(grads.len()))?;
         holds(OP, "out", out.len(), 2)?;
+        holds(OP, "zeros", zeros.len(), 1)?;
         let partial = self.address_mut(scratch);
+        // Counts follow the sums.
+        let counts = partial + (count * size_of::<f64>()) as u64;
         for (i, g) in grads.iter().enumerate() {
-            let at = partial + (i * NORM_PARTS * size_of::<f64>()) as u64;
+            let at = (i * NORM_PARTS * size_of::<f64>()) as u64;
             // SAFETY: arguments are those of `square_sum`; each buffer has its own part of the scratch.
             unsafe {
                 self.launch(
-                    (Source::Step, "square_sum"),
+                    (self.either(Source::Step), "square_sum"),
                     (NORM_PARTS as u32, 1),
                     (256, 1),
                     0,
-                    args![self.address(*g), at, g.len() as i64],
+                    args![self.address(*g), partial + at, counts + at, g.len() as i64],
                 )?;
             }
         }
         // SAFETY: arguments are those of `clip`; `count` partial sums were written above.
         unsafe {
             self.launch(
-                (Source::Step, "clip"),
+                (self.either(Source::Step), "clip"),
                 (1, 1),
                 (256, 1),
                 0,
-                args![partial, self.address_mut(out), int(OP, count)?, max_norm],
+                args![partial, counts, self.address_mut(out), self.address_mut(zeros), int(OP, count)?, max_norm],
             )
         }
     }
 
     /// One AdamW step (Loshchilov & Hutter 2019) of f32 `master` with moments `m` and `v`; `copy` becomes the master in
-    /// bf16. `clipped` is what [`Context::grad_norm`] wrote; where its factor is NaN nothing changes.
+    /// the storage type. `clipped` is what [`Context::grad_norm`] wrote; where its factor is NaN nothing changes.
     ///
     /// # Errors
     /// If a buffer is too short.
-    pub fn adamw(
+    pub fn adamw<T: Element>(
         &self,
         step: AdamStep,
         [master, m, v]: [Out<'_, f32>; 3],
         grad: In<'_, f32>,
-        copy: Out<'_, bf16>,
+        copy: Out<'_, T>,
         clipped: In<'_, f32>,
     ) -> Result<(), CudaError> {
         const OP: &str = "AdamW";
@@ -224,7 +227,7 @@ impl Context {
         // SAFETY: arguments are those of `adamw`; buffers were checked.
         unsafe {
             self.launch(
-                (Source::Step, "adamw"),
+                (Source::Step(T::PRECISION), "adamw"),
                 (grid(OP, (n / 4 + n % 4).div_ceil(256))?, 1),
                 (256, 1),
                 0,

@@ -1,7 +1,7 @@
 //! Owned random decoders for the tests, and a naive double-precision decoder to hold the kernels against.
 #![allow(dead_code)]
 
-use prl_kernels::{Dims, Grads, LayerView, Rope, WeightsView};
+use prl_kernels::{Dims, Grads, Rope, WeightsView};
 
 /// SplitMix64.
 pub struct Rng(pub u64);
@@ -91,30 +91,7 @@ impl Model {
     }
 
     pub fn view(&self) -> WeightsView<'_> {
-        let layers = self.params.layers.iter().map(|l| LayerView {
-            input_norm: &l.input_norm,
-            q: &l.q,
-            k: &l.k,
-            v: &l.v,
-            o: &l.o,
-            q_bias: l.q_bias.as_deref(),
-            k_bias: l.k_bias.as_deref(),
-            v_bias: l.v_bias.as_deref(),
-            q_norm: l.q_norm.as_deref(),
-            k_norm: l.k_norm.as_deref(),
-            post_norm: &l.post_norm,
-            gate: &l.gate,
-            up: &l.up,
-            down: &l.down,
-        });
-        let view = WeightsView {
-            dims: &self.dims,
-            rope: &self.rope,
-            embed: &self.params.embed,
-            layers: layers.collect(),
-            final_norm: &self.params.final_norm,
-            lm_head: self.params.lm_head.as_deref(),
-        };
+        let view = self.params.as_weights(&self.dims, &self.rope);
         view.validate().expect("a well-formed test model");
         view
     }

@@ -1,0 +1,69 @@
+//! Every operation against its reference, stored as bf16 and as f32, on odd sizes, one token and many short documents.
+//!
+//! Owns which checks there are. Must not know their shapes.
+
+mod attention;
+mod buffers;
+mod decode;
+mod products;
+mod rows;
+mod steps;
+
+use prl_kernels::cuda::{Context, CudaError, Element, bf16};
+
+use crate::bench::{Random, Table};
+
+type Done = Result<(), CudaError>;
+
+/// Head dimensions that attention is checked with.
+pub const HEAD_DIMS: [usize; 6] = [16, 32, 64, 80, 96, 128];
+
+/// What to check: everything, or less.
+#[derive(Clone, Copy)]
+pub struct Only<'a> {
+    /// One topic.
+    pub topic: Option<&'a str>,
+    /// One head dimension of attention.
+    pub dim: Option<usize>,
+    /// Attention over few tokens.
+    pub small: bool,
+}
+
+impl Only<'_> {
+    fn dims(self) -> impl Iterator<Item = usize> {
+        HEAD_DIMS.into_iter().filter(move |d| self.dim.is_none_or(|only| only == *d))
+    }
+}
+
+pub fn all(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) -> Done {
+    if only.topic.is_none_or(|t| t == "buffers") {
+        buffers::all(c, t)?;
+    }
+    of::<bf16>(c, r, t, only)?;
+    of::<f32>(c, r, t, only)
+}
+
+fn of<T: Element>(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) -> Done {
+    let wanted = |name: &str| only.topic.is_none_or(|t| t == name);
+    if wanted("products") {
+        products::products::<T>(c, r, t)?;
+    }
+    if wanted("rows") {
+        rows::norms::<T>(c, r, t)?;
+        rows::ropes::<T>(c, r, t)?;
+        rows::swiglu::<T>(c, r, t)?;
+        rows::embeddings::<T>(c, r, t)?;
+        rows::biases::<T>(c, r, t)?;
+    }
+    if wanted("steps") {
+        steps::head::<T>(c, r, t)?;
+        steps::steps::<T>(c, r, t)?;
+    }
+    if wanted("attention") {
+        attention::attentions::<T>(c, r, t, only)?;
+    }
+    if wanted("decode") {
+        decode::caches::<T>(c, r, t, only)?;
+    }
+    Ok(())
+}

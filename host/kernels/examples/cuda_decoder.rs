@@ -1,0 +1,245 @@
+//! The decoder on a GPU: checked against the CPU's kernels, and timed at the shape of Qwen3-0.6B with random weights.
+//!
+//! Arguments, in any order: `test` (every variant of heads, bf16 and f32); `train=BxT` (B documents of T tokens a step;
+//! `:sft` behind it computes both passes at once, `:ac` recomputes every layer, `:trace` lists where the time goes, in this
+//! order); `decode=BxT` (B sequences behind T cached tokens); `tiny` (two narrow layers instead of the whole model);
+//! `cache=FOLDER` (compiled kernels).
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use prl_kernels::cuda::decoder::{
+    Answer, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, self_test,
+};
+use prl_kernels::cuda::{AdamStep, Context, CudaError, bf16};
+use prl_kernels::{Dims, Grads, Rope};
+use rayon::prelude::*;
+
+type Done = Result<(), CudaError>;
+
+fn dims(tiny: bool) -> Dims {
+    let shape = Dims {
+        layers: 28,
+        hidden: 1024,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        ffn: 3072,
+        vocab: 151_936,
+        norm_eps: 1e-6,
+        qk_norm: true,
+        qkv_bias: false,
+        tied: true,
+    };
+    if tiny { Dims { layers: 2, vocab: 4096, ..shape } } else { shape }
+}
+
+fn rope(dims: &Dims) -> Rope {
+    let half = dims.head_dim / 2;
+    let inv_freq = (0..half).map(|i| 1e6f32.powf(-(i as f32) / half as f32)).collect();
+    Rope { inv_freq, attention_factor: 1.0 }
+}
+
+/// Near enough to a normal distribution of deviation 0.02: what the numbers are hardly matters for times.
+fn random_weights(dims: &Dims) -> Grads {
+    let mut weights = Grads::zeros(dims);
+    for (name, values) in weights.iter_mut() {
+        let norm = name.contains("norm");
+        values.par_iter_mut().enumerate().for_each(|(i, x)| {
+            let z = (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let unit = (z >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
+            *x = if norm { 1.0 } else { 0.035 * unit };
+        });
+    }
+    weights
+}
+
+fn test(c: &Arc<Context>) -> Result<bool, CudaError> {
+    let base = dims(true);
+    let mut right = true;
+    for (name, d) in [
+        ("qwen3 16/8 x 128", base.clone()),
+        ("qwen3 4/4 x 64", Dims { heads: 4, kv_heads: 4, head_dim: 64, ..base.clone() }),
+        (
+            "qwen2 6/2 x 64",
+            Dims { heads: 6, kv_heads: 2, head_dim: 64, qk_norm: false, qkv_bias: true, ..base.clone() },
+        ),
+        ("llama 9/3 x 64", Dims { heads: 9, kv_heads: 3, head_dim: 64, qk_norm: false, ..base.clone() }),
+        ("llama 4/2 x 32", Dims { heads: 4, kv_heads: 2, head_dim: 32, qk_norm: false, tied: false, ..base.clone() }),
+        ("llama 2/1 x 80", Dims { heads: 2, kv_heads: 1, head_dim: 80, qk_norm: false, ..base }),
+    ] {
+        for exact in [false, true] {
+            let r = if exact { self_test::<f32>(c, &d, 7)? } else { self_test::<bf16>(c, &d, 7)? };
+            println!(
+                "SELF-TEST {name:18} {}: stats {:.2e} gradients {:.2e} sampling {:.2e} (limit {:.0e}) {}",
+                if exact { "f32 " } else { "bf16" },
+                r.stats,
+                r.gradients,
+                r.sampling,
+                r.limit,
+                if r.passed() { "ok" } else { "FAILED" }
+            );
+            right &= r.passed();
+        }
+    }
+    Ok(right)
+}
+
+fn train(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
+    let (shape, trace) = shape.strip_suffix(":trace").map_or((shape, false), |s| (s, true));
+    let (shape, ac) = shape.strip_suffix(":ac").map_or((shape, false), |s| (s, true));
+    let (shape, known) = shape.strip_suffix(":sft").map_or((shape, false), |s| (s, true));
+    let Some((docs, len)) = pair(shape) else { return Ok(()) };
+    let keep = if ac { Keep::NONE } else { Keep::ALL };
+    let recompute = Recompute { every: usize::from(ac), keep };
+    let options = TrainingOptions { recompute, head_chunk: 1024 };
+    let start = Instant::now();
+    let mut t = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?;
+    let n = docs * len;
+    let ids: Vec<u32> = (0..n).map(|i| ((i * 7919 + 13) % dims.vocab) as u32).collect();
+    let doc_lens = vec![len; docs];
+    let targets = Targets {
+        rows: (0..n as i32).collect(),
+        labels: (0..n).map(|i| ((i * 104_729 + 5) % dims.vocab) as i32).collect(),
+        inv_temp: vec![1.0; n],
+    };
+    let dlogprob = vec![-1.0 / n as f32; n];
+    let adam = AdamStep { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.01, step: 0 };
+    let mut times = Vec::new();
+    let mut loss = 0.0;
+    for _ in 0..7 {
+        let clock = Instant::now();
+        let a = c.event()?;
+        let mut b = c.event()?;
+        let stats = if known {
+            t.forward_backward(&ids, &doc_lens, &targets, &dlogprob)?
+        } else {
+            let stats = t.forward(&ids, &doc_lens, targets.clone())?;
+            b = c.event()?;
+            t.backward(&dlogprob, None)?;
+            stats
+        };
+        let e = c.event()?;
+        t.step(StepNumbers { adam, max_norm: Some(1.0) })?;
+        let f = c.event()?;
+        c.synchronize()?;
+        loss = -stats.logprob.iter().map(|x| f64::from(*x)).sum::<f64>() / n as f64;
+        let wall = clock.elapsed().as_secs_f64() * 1e3;
+        times.push((wall, a.until_ms(&b)?, b.until_ms(&e)?, e.until_ms(&f)?));
+    }
+    if trace {
+        let (_, traced) = c.trace(|| {
+            t.forward_backward(&ids, &doc_lens, &targets, &dlogprob)?;
+            t.step(StepNumbers { adam, max_norm: Some(1.0) })
+        })?;
+        let all: f64 = traced.iter().map(|t| t.ms).sum();
+        println!("TRACE {docs}x{len}: {all:.1} ms in operations");
+        for t in traced {
+            println!("TRACE {:9.3} ms {:5} times  {}", t.ms, t.count, t.name);
+        }
+    }
+    let first = times[0].0;
+    let mut rest = times.split_off(2);
+    rest.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (wall, fwd, bwd, opt) = rest[rest.len() / 2];
+    let pool = c.pool_bytes()?;
+    let (free, total) = c.memory_bytes()?;
+    let used = (total - free) as u64 - pool.reserved + pool.reserved_high;
+    let gib = |b: u64| b as f64 / (1u64 << 30) as f64;
+    let tok = n as f64 / (wall / 1e3);
+    let matrices = dims.parameters() as f64;
+    let causal = 6.0 * matrices + 6.0 * (dims.layers * len * dims.q_width()) as f64;
+    println!(
+        "TRAIN {docs}x{len}{}{}: forward {fwd:.1} backward {bwd:.1} step {opt:.1} wall {wall:.1} ms, {tok:.0} tok/s, causal \
+         MFU(990) {:.1} %, peak {:.2} GiB in buffers, {:.2} GiB of the device, first step {first:.0} ms, \
+         loss {loss:.4}, {:.1} s in all",
+        if known { " sft" } else { "" },
+        if ac { " ac" } else { "" },
+        100.0 * causal * tok / 990e12,
+        gib(pool.used_high),
+        gib(used),
+        start.elapsed().as_secs_f64()
+    );
+    Ok(())
+}
+
+fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
+    let Some((batch, len)) = pair(shape) else { return Ok(()) };
+    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024 };
+    let made = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?.weights()?;
+    let sampling = Sampling::new(c.clone(), made)?;
+    let mut caches: Vec<_> = (0..batch).map(|_| sampling.new_cache()).collect();
+    let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
+    let start = Instant::now();
+    for chunk in caches.chunks_mut(16) {
+        let mut items: Vec<Item<'_, bf16>> =
+            chunk.iter_mut().map(|cache| Item { cache, ids: &prompt, want: Want::Nothing }).collect();
+        sampling.extend(&mut items)?;
+    }
+    let prefill = start.elapsed().as_secs_f64();
+    let mut times = Vec::new();
+    let mut ids = vec![[5u32]; batch];
+    let want = Want::Token { inv_temp: 1.0, uniform: 0.37 };
+    for _ in 0..12 {
+        let mut items: Vec<Item<'_, bf16>> =
+            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, want }).collect();
+        let clock = Instant::now();
+        let answers = sampling.extend(&mut items)?;
+        times.push(clock.elapsed().as_secs_f64() * 1e3);
+        for (id, answer) in ids.iter_mut().zip(answers) {
+            if let Answer::Token(token, _) = answer {
+                id[0] = token;
+            }
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    println!(
+        "DECODE {batch} sequences behind {len}: {:.2} ms a step and drawn token, prefill {:.0} tok/s",
+        times[times.len() / 2],
+        (batch * len) as f64 / prefill
+    );
+    Ok(())
+}
+
+fn pair(shape: &str) -> Option<(usize, usize)> {
+    let (a, b) = shape.split_once('x')?;
+    Some((a.parse().ok()?, b.parse().ok()?))
+}
+
+fn run(arguments: &[String]) -> Result<bool, CudaError> {
+    let cache = arguments.iter().find_map(|a| a.strip_prefix("cache="));
+    let c = Arc::new(Context::new(0, cache.map(Path::new))?);
+    let mut right = true;
+    if arguments.iter().any(|a| a == "test") {
+        right = test(&c)?;
+    }
+    let timed: Vec<&String> =
+        arguments.iter().filter(|a| a.starts_with("train=") || a.starts_with("decode=")).collect();
+    if !timed.is_empty() {
+        let dims = dims(arguments.iter().any(|a| a == "tiny"));
+        let weights = random_weights(&dims);
+        for argument in timed {
+            let (what, shape) = argument.split_once('=').unwrap_or_default();
+            let done =
+                if what == "train" { train(&c, &dims, &weights, shape) } else { decode(&c, &dims, &weights, shape) };
+            if let Err(e) = done {
+                println!("{argument}: {e}");
+                right = false;
+            }
+        }
+    }
+    Ok(right)
+}
+
+fn main() -> ExitCode {
+    match run(&std::env::args().skip(1).collect::<Vec<_>>()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("{e}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Attention of new tokens over caches of keys and values, for decoding.
+//!
+//! Owns how contexts are cut into chunks and the kernels' arguments. Must not know which sequences are decoded together or
+//! who owns their caches. A cache is one block of memory per sequence, `[layers][2 = keys, values][capacity][kv_heads · dim]`
+//! of the storage type. A row's bits do not depend on the rows beside it: chunks have a fixed length.
+
+use super::compile::{Precision, Source};
+use super::context::{Context, In, Out, args, grid, int};
+use super::element::Element;
+use super::{CudaError, check, check_dim, holds};
+
+const OP: &str = "attention over caches";
+/// Entries of a context that one block attends to; as in `caches.cuh`.
+const CHUNK: usize = 512;
+/// Query heads that may share a key/value head; as in `caches.cuh`.
+const MOST_GROUP: usize = 16;
+
+/// How heads lie in caches and in the rows of new tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheLayout {
+    /// Query heads; at most 16 for each key/value head.
+    pub heads: usize,
+    /// Key/value heads; a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Elements of a head: a multiple of 16, at most 128.
+    pub dim: usize,
+}
+
+/// The caches of sequences, and where in them each row of a batch of new tokens belongs.
+#[derive(Clone, Copy)]
+pub struct CacheRows<'a> {
+    /// Address of each sequence's block, see [`Context::address_of`].
+    pub bases: In<'a, u64>,
+    /// Entries that each sequence's block has room for.
+    pub capacities: In<'a, i32>,
+    /// Each row's sequence.
+    pub seq: In<'a, i32>,
+    /// Each row's position in its sequence.
+    pub position: In<'a, i32>,
+}
+
+impl CacheRows<'_> {
+    fn check(&self, rows: usize) -> Result<i32, CudaError> {
+        holds(OP, "sequences of rows", self.seq.len(), rows)?;
+        holds(OP, "positions of rows", self.position.len(), rows)?;
+        holds(OP, "capacities", self.capacities.len(), self.bases.len())?;
+        int(OP, self.bases.len())
+    }
+}
+
+impl CacheLayout {
+    fn check(&self) -> Result<(usize, usize), CudaError> {
+        let Self { heads, kv_heads, dim } = *self;
+        check_dim(OP, dim)?;
+        check(OP, kv_heads > 0 && heads.is_multiple_of(kv_heads) && heads / kv_heads <= MOST_GROUP, || {
+            format!("{heads} heads for {kv_heads} key/value heads; 1 to {MOST_GROUP} heads share one evenly")
+        })?;
+        Ok((heads * dim, kv_heads * dim))
+    }
+}
+
+fn check_stride(name: &str, len: usize, rows: usize, stride: usize, width: usize) -> Result<(), CudaError> {
+    check(OP, stride >= width && stride.is_multiple_of(8), || {
+        format!("{name} has rows of {width} at a stride of {stride}; strides are multiples of 8")
+    })?;
+    holds(OP, name, len, if rows == 0 { 0 } else { (rows - 1) * stride + width })
+}
+
+impl Context {
+    /// Writes the keys and values of new tokens to their sequences' caches, at each row's position. Rows of k and v are
+    /// `kv_heads · dim` at a stride. Rows whose sequence is unknown or whose position is outside its cache are left out.
+    ///
+    /// # Errors
+    /// If a buffer is too short or the layout is not supported.
+    ///
+    /// # Safety
+    /// Each of `at.bases` is the address of a live buffer of this context on its GPU, 16-byte aligned, that holds at least
+    /// `(2 · layer + 2) · capacity · kv_heads · dim` elements of `T`, that nothing else borrows and no other one of them
+    /// overlaps.
+    pub unsafe fn cache_store<T: Element>(
+        &self,
+        layer: usize,
+        layout: CacheLayout,
+        rows: usize,
+        (k, k_stride): (In<'_, T>, usize),
+        (v, v_stride): (In<'_, T>, usize),
+        at: CacheRows<'_>,
+    ) -> Result<(), CudaError> {
+        let (_, narrow) = layout.check()?;
+        check_stride("k", k.len(), rows, k_stride, narrow)?;
+        check_stride("v", v.len(), rows, v_stride, narrow)?;
+        let sequences = at.check(rows)?;
+        let units = rows * narrow / 8;
+        // SAFETY: arguments are those of `cache_store`; buffers were checked, the kernel checks sequences and positions,
+        // and the caches are the caller's.
+        unsafe {
+            self.launch(
+                (Source::Decode(T::PRECISION, layout.dim), "cache_store"),
+                (grid(OP, units.div_ceil(256))?, 1),
+                (256, 1),
+                0,
+                args![
+                    self.address(k),
+                    self.address(v),
+                    self.address(at.bases),
+                    self.address(at.capacities),
+                    self.address(at.seq),
+                    self.address(at.position),
+                    sequences,
+                    int(OP, layer)?,
+                    units as i64,
+                    int(OP, narrow)?,
+                    k_stride as i64,
+                    v_stride as i64
+                ],
+            )
+        }
+    }
+
+    /// Elements of f32 scratch that [`Context::cache_attention`] needs for rows that attend to at most `longest` entries.
+    pub fn cache_attention_scratch(&self, layout: CacheLayout, rows: usize, longest: usize) -> usize {
+        let chunks = longest.div_ceil(CHUNK);
+        if chunks > 1 { rows * layout.heads * chunks * (layout.dim + 2) } else { 0 }
+    }
+
+    /// `out[r] = Σ softmax(scale · q[r] · k[..=p]) · v` over the entries of the row's sequence up to its own position p,
+    /// rows of `heads · dim`, those of q at a stride. `longest` is at least the largest p + 1. A row whose sequence is
+    /// unknown, or whose position is outside its cache or not below `longest`, becomes NaN.
+    ///
+    /// # Errors
+    /// If a buffer is too short or the layout is not supported.
+    ///
+    /// # Safety
+    /// As for [`Context::cache_store`], though others may read the caches too.
+    pub unsafe fn cache_attention<T: Element>(
+        &self,
+        layer: usize,
+        layout: CacheLayout,
+        rows: usize,
+        (q, q_stride): (In<'_, T>, usize),
+        at: CacheRows<'_>,
+        longest: usize,
+        scale: f32,
+        out: Out<'_, T>,
+        scratch: Out<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let (wide, _) = layout.check()?;
+        check_stride("q", q.len(), rows, q_stride, wide)?;
+        holds(OP, "out", out.len(), rows * wide)?;
+        holds(OP, "scratch", scratch.len(), self.cache_attention_scratch(layout, rows, longest))?;
+        let sequences = at.check(rows)?;
+        let chunks = longest.div_ceil(CHUNK).max(1);
+        let source = Source::Decode(T::PRECISION, layout.dim);
+        let (heads, kv_heads, longest) = (int(OP, layout.heads)?, int(OP, layout.kv_heads)?, int(OP, longest)?);
+        let (at_out, scratch) = (self.address_mut(out), self.address_mut(scratch));
+        let places =
+            [self.address(at.bases), self.address(at.capacities), self.address(at.seq), self.address(at.position)];
+        // Queries, then four warps' two stages of keys and values; or queries and weights.
+        let shared = match T::PRECISION {
+            Precision::Half => (MOST_GROUP + 4 * 2 * 2 * 16) * (layout.dim + 8) * 2,
+            Precision::Exact => MOST_GROUP * (layout.dim + CHUNK) * 4,
+        };
+        // The first index counts fastest: a row's heads run together.
+        let blocks = grid(OP, rows * layout.kv_heads)?;
+        check(OP, chunks <= 65535, || format!("contexts of {longest} entries are not supported"))?;
+        // SAFETY: arguments are those of the two kernels; buffers were checked, the kernels check sequences and positions,
+        // and the caches are the caller's.
+        unsafe {
+            self.launch(
+                (source, "cache_attention"),
+                (blocks, chunks as u32),
+                (128, 1),
+                shared as u32,
+                args![
+                    self.address(q),
+                    places[0],
+                    places[1],
+                    places[2],
+                    places[3],
+                    sequences,
+                    int(OP, layer)?,
+                    at_out,
+                    scratch,
+                    heads,
+                    kv_heads,
+                    longest,
+                    q_stride as i64,
+                    scale
+                ],
+            )?;
+            if chunks == 1 {
+                return Ok(());
+            }
+            self.launch(
+                (source, "cache_combine"),
+                (grid(OP, rows * layout.heads)?, 1),
+                (128, 1),
+                0,
+                args![places[1], places[2], places[3], sequences, at_out, scratch, heads, int(OP, chunks)?, longest],
+            )
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! One tiny step and a few sampled rows on the GPU, held against the CPU's kernels.
+//!
+//! Owns the tiny model, made of the shapes that decide which kernels run. Must not know the model that is trained.
+
+use std::sync::Arc;
+
+use crate::cuda::{Context, CudaError, Element};
+use crate::weights::{Dims, Grads, Rope};
+use crate::{ExtendItem, HeadStats, KvCache};
+
+use super::{Answer, Item, Recompute, RowStats, Sampling, Targets, Training, TrainingOptions, Want};
+
+const HIDDEN: usize = 128;
+const FFN: usize = 192;
+const VOCAB: usize = 520;
+const DOCS: [usize; 4] = [70, 1, 33, 133];
+
+/// Relative differences ‖GPU − CPU‖ / ‖CPU‖, the largest of each kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SelfTest {
+    /// Of log-probabilities and entropies.
+    pub stats: f64,
+    /// Of any one parameter's gradient.
+    pub gradients: f64,
+    /// Of logits over cached keys and values.
+    pub sampling: f64,
+    /// What is allowed.
+    pub limit: f64,
+}
+
+impl SelfTest {
+    /// Whether all differences are those of rounding.
+    pub fn passed(&self) -> bool {
+        [self.stats, self.gradients, self.sampling].iter().all(|x| *x <= self.limit)
+    }
+}
+
+/// Runs the test with heads like those of `dims`, from random numbers of `seed`.
+///
+/// # Errors
+/// If an operation cannot be done at all.
+pub fn self_test<T: Element>(c: &Arc<Context>, dims: &Dims, seed: u64) -> Result<SelfTest, CudaError> {
+    let dims = Dims { layers: 2, hidden: HIDDEN, ffn: FFN, vocab: VOCAB, ..dims.clone() };
+    let mut random = Random(seed);
+    let mut weights = Grads::zeros(&dims);
+    for (name, values) in weights.iter_mut() {
+        let (offset, scale) = if name.contains("norm") { (1.0, 0.2) } else { (0.0, 0.08) };
+        values.iter_mut().for_each(|x| *x = offset + scale * random.unit());
+    }
+    let half = dims.head_dim / 2;
+    let inv_freq = (0..half).map(|i| 1e4f32.powf(-(i as f32) / half as f32)).collect();
+    let rope = Rope { inv_freq, attention_factor: 1.0 };
+    let tokens: usize = DOCS.iter().sum();
+    let ids: Vec<u32> = (0..tokens).map(|_| random.below(VOCAB)).collect();
+    let labels: Vec<u32> = (0..tokens).map(|_| random.below(VOCAB)).collect();
+    let inv_temp: Vec<f32> = (0..tokens).map(|_| 1.0 + 0.3 * random.unit()).collect();
+    let dlogprob: Vec<f32> = (0..tokens).map(|_| random.unit()).collect();
+    let dentropy: Vec<f32> = (0..tokens).map(|_| 0.2 * random.unit()).collect();
+
+    let view = weights.as_weights(&dims, &rope);
+    let reference = |dentropy: Option<&[f32]>| {
+        let activations = crate::forward(&view, &ids, &DOCS);
+        let stats = crate::head_stats(&view, activations.hidden(), &labels, &inv_temp, tokens);
+        let mut grads = Grads::zeros(&dims);
+        let hidden = activations.hidden();
+        let dhidden =
+            crate::head_backward(&view, hidden, &labels, &inv_temp, &stats, &dlogprob, dentropy, tokens, &mut grads);
+        crate::backward(&view, activations, &dhidden, &mut grads);
+        (stats, grads)
+    };
+    let (HeadStats { logprob, entropy, .. }, want) = reference(Some(&dentropy));
+    let (_, want_known) = reference(None);
+    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 100 };
+    let mut training = Training::<T>::new(c.clone(), &dims, rope.clone(), options, &weights.slices())?;
+    let targets = Targets {
+        rows: (0..tokens as i32).collect(),
+        labels: labels.iter().map(|l| *l as i32).collect(),
+        inv_temp: inv_temp.clone(),
+    };
+    let stats = |got: &RowStats| relative(&got.logprob, &logprob).max(relative(&got.entropy, &entropy));
+    let worst =
+        |got: &[Vec<f32>], want: &Grads| got.iter().zip(want.slices()).map(|(a, b)| relative(a, b)).fold(0.0, f64::max);
+    let mut stats_off = stats(&training.forward(&ids, &DOCS, targets.clone())?);
+    training.backward(&dlogprob, Some(&dentropy))?;
+    let mut gradients = worst(&training.gradients()?, &want);
+    training.zero()?;
+    stats_off = stats_off.max(stats(&training.forward_backward(&ids, &DOCS, &targets, &dlogprob)?));
+    gradients = gradients.max(worst(&training.gradients()?, &want_known));
+    let sampling = sampling(c, &training, &view, &ids)?;
+    let limit = if size_of::<T>() == 2 { 0.08 } else { 1e-3 };
+    Ok(SelfTest { stats: stats_off, gradients, sampling, limit })
+}
+
+/// Two sequences, of which one forks, token by token behind prompts of different lengths.
+fn sampling<T: Element>(
+    c: &Arc<Context>,
+    training: &Training<T>,
+    view: &crate::WeightsView<'_>,
+    ids: &[u32],
+) -> Result<f64, CudaError> {
+    let sampling = Sampling::new(c.clone(), training.weights()?)?;
+    let mut worst = 0.0f64;
+    let mut ours = vec![sampling.new_cache(), sampling.new_cache()];
+    let mut theirs = vec![KvCache::new(view.dims), KvCache::new(view.dims)];
+    let calls: [&[(usize, &[u32])]; 4] = [
+        &[(0, &ids[..40]), (1, &ids[40..41])],
+        &[(0, &ids[41..42]), (1, &ids[42..45])],
+        &[(2, &ids[45..46])],
+        &[(0, &ids[46..47]), (1, &ids[47..50]), (2, &ids[50..51])],
+    ];
+    for (number, call) in calls.into_iter().enumerate() {
+        if number == 2 {
+            ours.push(ours[0].clone());
+            theirs.push(theirs[0].clone());
+        }
+        let mut items: Vec<Item<'_, T>> = ours
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(i, cache)| {
+                let (_, ids) = call.iter().find(|(of, _)| *of == i)?;
+                Some(Item { cache, ids, want: Want::Logits })
+            })
+            .collect();
+        let got: Vec<f32> = sampling
+            .extend(&mut items)?
+            .into_iter()
+            .flat_map(|a| if let Answer::Logits(row) = a { row } else { Vec::new() })
+            .collect();
+        let mut items: Vec<ExtendItem<'_>> = theirs
+            .iter_mut()
+            .enumerate()
+            .filter_map(|(i, cache)| {
+                let (_, ids) = call.iter().find(|(of, _)| *of == i)?;
+                Some(ExtendItem { cache, ids, want_logits: true })
+            })
+            .collect();
+        let want = crate::extend(view, &mut items);
+        worst = worst.max(if got.len() == want.len() { relative(&got, &want) } else { f64::NAN });
+    }
+    Ok(worst)
+}
+
+/// ‖a − b‖ / ‖b‖; NaN and infinities count as infinite.
+fn relative(a: &[f32], b: &[f32]) -> f64 {
+    let (mut difference, mut norm) = (0.0f64, 0.0f64);
+    for (a, b) in a.iter().zip(b) {
+        difference += f64::from(a - b).powi(2);
+        norm += f64::from(*b).powi(2);
+    }
+    let ratio = (difference / norm.max(f64::MIN_POSITIVE)).sqrt();
+    if ratio.is_finite() { ratio } else { f64::INFINITY }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in (−1, 1).
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn below(&mut self, n: usize) -> u32 {
+        (self.next() % n as u64) as u32
+    }
+}
