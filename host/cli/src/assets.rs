@@ -4,7 +4,7 @@
 use crate::failure::{Failure, input};
 use prl_config::Loaded;
 use prl_environment::{Isolation, Limits, LogSink, Pool, PoolConfig, Sandbox, SandboxConfig, SearchPath};
-use prl_model::{Decoder, Device, HubOptions, Kernels, ModelConfig};
+use prl_model::{Decoder, Device, HubOptions, ModelConfig};
 use prl_render::{Renderer, RendererOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,20 +21,15 @@ pub fn model_dir<C>(loaded: &Loaded<C>, key: &str, name: &str) -> Result<PathBuf
     prl_model::resolve(name, &options).map_err(|e| Failure::input(format_args!("`{key}`: {e}")))
 }
 
-/// The device and the implementation that a run computes with.
-pub fn device(device: prl_config::Device, kernels: prl_config::Kernels) -> Result<(Device, Kernels), Failure> {
-    let device = match device {
-        prl_config::Device::Cpu => Device::Cpu,
-        prl_config::Device::Cuda(index) => Device::Cuda(index),
-        prl_config::Device::Auto if Device::Cuda(0).open().is_ok() => Device::Cuda(0),
-        prl_config::Device::Auto => Device::Cpu,
-    };
-    device.open().map_err(|e| Failure::input(format_args!("`device`: {e}")))?;
-    let kernels = match (device, kernels) {
-        (Device::Cpu, prl_config::Kernels::Fast) => Kernels::Fast,
-        _ => Kernels::Reference,
-    };
-    Ok((device, kernels))
+/// The device's peak, floating-point operations per second, for `perf/mfu`; a GPU that is not in the table is told once.
+pub fn peak_flops(device: Device) -> Option<f64> {
+    let Device::Cuda(index) = device else { return None };
+    let name = crate::machine::gpu(index)?.name;
+    let peak = prl_trainer::peak_flops(&name);
+    if peak.is_none() {
+        tracing::warn!(target: "prl_trainer", "the peak of {name} is not known here: there is no `perf/mfu`");
+    }
+    peak
 }
 
 /// Weights from a folder, or random ones of the folder's shape.

@@ -2,7 +2,7 @@
 //! contents of both; the store owns how they get on disk.
 
 use crate::failure::Failure;
-use prl_model::{Decoder, Device, ModelConfig, SaveOptions};
+use prl_model::{Decoder, Device, ModelConfig, ModelError, SaveOptions};
 use prl_store::{Keep, RunDir};
 use prl_trainer::TrainerError;
 use prl_types::Step;
@@ -51,11 +51,12 @@ impl Plan {
         &self,
         run: &RunDir,
         step: Step,
-        decoder: &Decoder,
+        decoder: Result<Decoder, ModelError>,
         save_trainer: impl FnOnce(&Path) -> Result<(), TrainerError>,
         orchestrator: Option<&prl_orchestrator::Progress>,
     ) -> Option<String> {
-        match self.write(run, step, decoder, save_trainer, orchestrator) {
+        let written = decoder.map_err(|e| e.to_string());
+        match written.and_then(|decoder| self.write(run, step, &decoder, save_trainer, orchestrator)) {
             Ok(()) => {
                 tracing::info!(target: "prl_trainer", "Saved checkpoint of step {step}");
                 None

@@ -23,6 +23,25 @@ pub enum Command {
     /// Train a model on conversations.
     #[command(disable_help_flag = true, override_usage = "prl sft @ sft.toml [@ more.toml] [--a.b-c value]...")]
     Sft(Words),
+    /// Run the trainer alone, on made-up batches.
+    #[command(
+        disable_help_flag = true,
+        override_usage = "prl trainer @ trainer.toml [@ more.toml] [--a.b-c value]... --data.fake|--bench"
+    )]
+    Trainer(Words),
+    /// Say what this machine can do and what is missing for more.
+    Doctor(Doctor),
+}
+
+/// What `prl doctor` is asked.
+#[derive(Args)]
+pub struct Doctor {
+    /// Ask for a GPU: exit with 2 where one cannot be used.
+    #[arg(long)]
+    pub cuda: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Everything after the command's name.

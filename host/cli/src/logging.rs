@@ -1,4 +1,4 @@
-//! What both commands do around a run: logs, run directory, metric sinks, the resolved configuration. Owns no format.
+//! What the commands do around a run: logs, run directory, metric sinks, the resolved configuration. Owns no format.
 
 use crate::failure::{Failure, input, run as running};
 use crate::signals::Stop;
@@ -174,7 +174,7 @@ pub struct End<'a> {
     pub saves: bool,
     /// Why the newest checkpoint that was due could not be written.
     pub unsaved: Option<String>,
-    /// `RL` or `SFT`.
+    /// `RL`, `SFT` or `Fake-data`.
     pub what: &'a str,
 }
 
@@ -199,7 +199,7 @@ impl End<'_> {
             tracing::error!(target: "prl_trainer", "{text}");
         }
         // The field sends the line to the log file of the part that runs the loop.
-        let role = if self.what == "SFT" { "trainer" } else { "orchestrator" };
+        let role = if self.what == "RL" { "orchestrator" } else { "trainer" };
         if stopped {
             let again = self.how_to_go_on();
             tracing::warn!(role, "Stopped after step {step}. {again}");
@@ -246,12 +246,4 @@ pub fn shape(config: &ModelConfig) -> String {
         "{} with {} layers of width {}, vocabulary {}",
         config.family, config.layers, config.hidden_size, config.vocab_size
     )
-}
-
-/// The machine's memory, GiB; 0 where it cannot be read.
-pub fn total_memory_gib() -> f64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()).and_then(|n| n.parse::<f64>().ok());
-    kib.map_or(0.0, |kib| kib / (1024.0 * 1024.0))
 }

@@ -3,15 +3,20 @@
 //! Owns the command line, the rendering of errors and the wiring. Logic worth a unit test belongs into a crate.
 
 mod assets;
+mod bench;
 mod checkpoint;
 mod command;
+mod compute;
 mod divergence;
+mod doctor;
 mod failure;
 mod logging;
+mod machine;
 mod ports;
 mod rl;
 mod sft;
 mod signals;
+mod trainer;
 
 use clap::Parser;
 use command::{Cli, Command};
@@ -30,6 +35,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Rl(words) => rl::run(&words.words),
         Command::Sft(words) => sft::run(&words.words),
+        Command::Trainer(words) => trainer::run(&words.words),
+        Command::Doctor(asked) => doctor::run(asked.cuda, asked.json),
     };
     match result {
         Ok(code) => ExitCode::from(code),

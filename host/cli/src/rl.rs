@@ -5,6 +5,7 @@ mod settings;
 use crate::assets;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
+use crate::compute::Compute;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place};
 use crate::ports::algorithm::PluginAlgorithm;
@@ -18,7 +19,7 @@ use prl_algorithm::{Hook, Plugin, Registry, Search};
 use prl_config::{EnvHost, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
-use prl_model::{Decoder, Device, Kernels, Learner};
+use prl_model::Decoder;
 use prl_monitor::{Logs, Progress};
 use prl_orchestrator::{Deps, Env, Settings, TrainDeps};
 use prl_render::Renderer;
@@ -55,8 +56,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
 
 /// Everything from outside, opened and checked before the run directory is touched.
 struct Parts {
-    device: Device,
-    kernels: Kernels,
+    compute: Compute,
     model_dir: PathBuf,
     decoder: Decoder,
     renderer: Arc<Renderer>,
@@ -69,7 +69,7 @@ impl Parts {
     async fn load(loaded: &Loaded<RlConfig>) -> Result<Self, Failure> {
         let config = &loaded.config;
         let orchestrator = &config.orchestrator;
-        let (device, kernels) = assets::device(config.device, config.kernels)?;
+        let compute = Compute::open(config.device, config.kernels)?;
 
         let plugins = config.plugin.iter().enumerate();
         let plugins = plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect();
@@ -87,7 +87,7 @@ impl Parts {
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
-        let decoder = assets::decoder(&model_dir, random, device)?;
+        let decoder = assets::decoder(&model_dir, random, compute.home())?;
         let tokenizer = match &orchestrator.tokenizer.name {
             Some(name) if *name != config.trainer.model.name => {
                 assets::model_dir(loaded, "orchestrator.tokenizer.name", name)?
@@ -108,7 +108,7 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { device, kernels, model_dir, decoder, renderer, plugin, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugin, train, eval })
     }
 }
 
@@ -160,16 +160,15 @@ impl Ready {
     fn new(
         config: &RlConfig,
         decoder: Decoder,
-        (device, kernels): (Device, Kernels),
+        compute: &Compute,
         resumed: Option<(Step, PathBuf)>,
     ) -> Result<Self, Failure> {
         let decoder = match &resumed {
-            Some((_, path)) => checkpoint::decoder(path, decoder, device)?,
+            Some((_, path)) => checkpoint::decoder(path, decoder, compute.home())?,
             None => decoder,
         };
         let shape = decoder.config().clone();
-        let chunk = config.trainer.model.fused_lm_head_token_chunk_size;
-        let learner = Learner::new(decoder, kernels, chunk).map_err(Failure::input)?;
+        let learner = compute.learner(decoder, &config.trainer.model, config.trainer.matmul_precision)?;
         let snapshot = learner.snapshot().map_err(Failure::run)?;
         let parts = TrainerParts {
             loss: config.trainer.loss.clone(),
@@ -177,7 +176,7 @@ impl Ready {
             scheduler: config.trainer.scheduler.clone(),
             max_steps: config.trainer.max_steps,
             seq_len: config.trainer.model.seq_len,
-            peak_flops: None,
+            peak_flops: assets::peak_flops(compute.device),
         };
         let mut trainer = Trainer::new(learner, parts).map_err(Failure::input)?;
         let mut progress = None;
@@ -189,7 +188,7 @@ impl Ready {
         let max_len = config.inference.model.max_model_len.unwrap_or(shape.max_position_embeddings);
         let limits = EngineConfig::new(config.inference.max_num_seqs, max_len);
         let engine = Engine::start(snapshot, version, limits).map_err(Failure::input)?;
-        let settings = settings::settings(config, &shape, max_len, device, progress);
+        let settings = settings::settings(config, &shape, max_len, compute.device, progress);
         Ok(Ready { trainer, engine, settings, resumed, model: logging::shape(&shape) })
     }
 }
@@ -203,7 +202,7 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
         (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
         _ => None,
     };
-    let ready = Ready::new(config, parts.decoder, (parts.device, parts.kernels), resumed)?;
+    let ready = Ready::new(config, parts.decoder, &parts.compute, resumed)?;
     let train: Vec<Arc<dyn Env>> = parts.train.iter().map(|pool| Arc::new(PoolEnv(pool.clone())) as _).collect();
     let eval: Vec<Arc<dyn Env>> = parts.eval.iter().map(|pool| Arc::new(PoolEnv(pool.clone())) as _).collect();
     prl_orchestrator::check(&ready.settings, &train, &eval).map_err(|error| failure(&error))?;
@@ -214,7 +213,7 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
     tracing::info!(
         target: "prl_orchestrator",
         "Model {} | {} | device {} | {} kernels | algorithm {} | output {}",
-        parts.model_dir.display(), ready.model, parts.device, logging::kernels(parts.kernels), config.orchestrator.algo.kind, dir.root().display()
+        parts.model_dir.display(), ready.model, parts.compute.device, logging::kernels(parts.compute.kernels), config.orchestrator.algo.kind, dir.root().display()
     );
     if let Some((step, path)) = &ready.resumed {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());

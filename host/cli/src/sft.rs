@@ -3,15 +3,18 @@
 mod data;
 
 use crate::assets;
+use crate::bench;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
+use crate::compute::Compute;
 use crate::divergence::Divergence;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place};
+use crate::machine;
 use crate::signals::{self, Stop};
-use data::Data;
+use data::{Data, Texts};
 use prl_config::{Loaded, SftConfig};
-use prl_model::{Decoder, Learner};
+use prl_model::Decoder;
 use prl_monitor::{Logs, Metrics, Monitor, Progress, SftLine, ValidationLine};
 use prl_store::RunDir;
 use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics};
@@ -26,21 +29,25 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     }
     let loaded = prl_config::load_sft(words).map_err(Failure::input)?;
     let config = &loaded.config;
-    let place = Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?;
+    // A measurement writes no run directory.
+    let place = match &config.bench {
+        Some(bench) => bench::check(bench).map(|()| None)?,
+        None => Some(Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?),
+    };
     if config.dry_run {
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
     }
     let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
     let parts = Parts::load(&loaded, &runtime)?;
+    let Some(place) = place else { return measure(&loaded, parts) };
     let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
     train(&loaded, parts, &place, &logs, &stop)
 }
 
 /// Everything from outside, opened and checked before the run directory is touched.
 struct Parts {
-    device: prl_model::Device,
-    kernels: prl_model::Kernels,
+    compute: Compute,
     model_dir: PathBuf,
     decoder: Decoder,
     data: Data,
@@ -50,22 +57,48 @@ struct Parts {
 impl Parts {
     fn load(loaded: &Loaded<SftConfig>, runtime: &Runtime) -> Result<Self, Failure> {
         let config = &loaded.config;
-        let (device, kernels) = assets::device(config.device, config.kernels)?;
+        let compute = Compute::open(config.device, config.kernels)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         let random = config.model.debug.random_init.then_some(config.seed);
-        let decoder = assets::decoder(&model_dir, random, device)?;
-        let tokenizer = match &config.tokenizer.name {
-            Some(name) if *name != config.model.name => assets::model_dir(loaded, "tokenizer.name", name)?,
-            _ => model_dir.clone(),
-        };
-        let renderer = assets::renderer(&tokenizer, config.tokenizer.chat_template.clone(), &decoder)?;
-        let data = Data::open(loaded, "data", &config.data, &renderer, runtime)?;
+        let decoder = assets::decoder(&model_dir, random, compute.home())?;
+        let texts = Texts::new(loaded, &model_dir, &decoder);
+        let data = Data::open(&texts, "data", &config.data, runtime)?;
         let val = match &config.val {
-            Some(val) => Some(Data::open(loaded, "val.data", &val.data, &renderer, runtime)?.all("val.data")?),
+            Some(val) => Some(Data::open(&texts, "val.data", &val.data, runtime)?.all("val.data")?),
             None => None,
         };
-        Ok(Parts { device, kernels, model_dir, decoder, data, val })
+        Ok(Parts { compute, model_dir, decoder, data, val })
     }
+}
+
+/// A trainer of `decoder` on the configured data.
+fn trainer(config: &SftConfig, decoder: Decoder, compute: &Compute, data: Data) -> Result<SftTrainer, Failure> {
+    let learner = compute.learner(decoder, &config.model, config.matmul_precision)?;
+    let parts = SftParts {
+        optim: config.optim.clone(),
+        scheduler: config.scheduler.clone(),
+        max_steps: config.max_steps,
+        seq_len: config.data.seq_len(),
+        batch_size: config.data.batch_size(),
+        micro_batch_size: config.data.micro_batch_size(),
+        peak_flops: assets::peak_flops(compute.device),
+    };
+    SftTrainer::new(learner, parts, data.into_documents(&config.data)).map_err(Failure::input)
+}
+
+fn measure(loaded: &Loaded<SftConfig>, parts: Parts) -> Result<u8, Failure> {
+    let config = &loaded.config;
+    let (Some(bench), Some(steps)) = (&config.bench, config.max_steps) else {
+        return Err(Failure::input("`bench` needs `max_steps`"));
+    };
+    let total_memory = machine::total_memory_gib(parts.compute.device);
+    let mut trainer = trainer(config, parts.decoder, &parts.compute, parts.data)?;
+    bench::run((bench, loaded), steps, total_memory, || {
+        let outcome = trainer.train_step().map_err(Failure::run)?;
+        let Some(outcome) = outcome else { return Err(Failure::input("`data` ends before the measurement")) };
+        let line = line(trainer.progress().step, &outcome.metrics, total_memory).to_string();
+        Ok((outcome.metrics, line))
+    })
 }
 
 fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
@@ -77,23 +110,11 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
         _ => None,
     };
     let decoder = match &resume {
-        Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.device)?,
+        Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.compute.home())?,
         None => parts.decoder,
     };
     let model = logging::shape(decoder.config());
-    let chunk = config.model.fused_lm_head_token_chunk_size;
-    let learner = Learner::new(decoder, parts.kernels, chunk).map_err(Failure::input)?;
-    let sft_parts = SftParts {
-        optim: config.optim.clone(),
-        scheduler: config.scheduler.clone(),
-        max_steps: config.max_steps,
-        seq_len: config.data.seq_len(),
-        batch_size: config.data.batch_size(),
-        micro_batch_size: config.data.micro_batch_size(),
-        peak_flops: None,
-    };
-    let source = parts.data.into_documents(&config.data);
-    let mut trainer = SftTrainer::new(learner, sft_parts, source).map_err(Failure::input)?;
+    let mut trainer = trainer(config, decoder, &parts.compute, parts.data)?;
     if let Some((_, path)) = &resume {
         trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }
@@ -102,7 +123,7 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
     tracing::info!(
         target: "prl_trainer",
         "Model {} | {model} | device {} | {} kernels | output {}",
-        parts.model_dir.display(), parts.device, logging::kernels(parts.kernels), dir.root().display()
+        parts.model_dir.display(), parts.compute.device, logging::kernels(parts.compute.kernels), dir.root().display()
     );
     if let Some((step, path)) = &resume {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
@@ -113,6 +134,7 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
         bar: config.max_steps.map(|total| Progress::start(logs, "Training", total)),
         val: parts.val.map(|documents| (documents, config.val.as_ref().map_or(1, |v| v.interval))),
         unsaved: None,
+        total_memory_gib: machine::total_memory_gib(parts.compute.device),
         dir,
     };
     let eval_on_start = config.val.as_ref().is_some_and(|v| v.eval_on_start);
@@ -132,6 +154,8 @@ struct Job {
     val: Option<(Vec<Document>, u64)>,
     /// Why the newest checkpoint that was due is not there.
     unsaved: Option<String>,
+    /// Of the device.
+    total_memory_gib: f64,
     dir: RunDir,
 }
 
@@ -159,7 +183,7 @@ impl Job {
             let step = trainer.progress().step;
             let noted = divergence.note(step, outcome.update, "optim.lr");
             noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;
-            tracing::info!(target: "prl_trainer", success = true, "{}", line(step, &outcome.metrics));
+            tracing::info!(target: "prl_trainer", success = true, "{}", line(step, &outcome.metrics, self.total_memory_gib));
             self.log(step, &outcome.metrics);
             if self.val.as_ref().is_some_and(|(_, interval)| step.is_multiple_of(*interval)) {
                 self.validate(trainer, step)?;
@@ -184,10 +208,10 @@ impl Job {
         Ok(())
     }
 
-    fn save(&mut self, trainer: &SftTrainer, step: Step) {
+    fn save(&mut self, trainer: &mut SftTrainer, step: Step) {
         let Some(plan) = &self.plan else { return };
-        let state = |dir: &std::path::Path| trainer.save_state(dir);
-        self.unsaved = plan.save(&self.dir, step, trainer.learner().decoder(), state, None);
+        let decoder = trainer.learner().decoder();
+        self.unsaved = plan.save(&self.dir, step, decoder, |dir| trainer.save_state(dir), None);
     }
 
     fn log(&mut self, step: Step, metrics: &StepMetrics) {
@@ -199,7 +223,7 @@ impl Job {
     }
 }
 
-fn line(step: Step, metrics: &StepMetrics) -> SftLine {
+fn line(step: Step, metrics: &StepMetrics, total_memory_gib: f64) -> SftLine {
     let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
     SftLine {
         step,
@@ -210,6 +234,6 @@ fn line(step: Step, metrics: &StepMetrics) -> SftLine {
         throughput: value("perf/throughput"),
         mfu: metrics.get("perf/mfu").copied(),
         peak_memory_gib: value("perf/peak_memory"),
-        total_memory_gib: logging::total_memory_gib(),
+        total_memory_gib,
     }
 }

@@ -1,6 +1,6 @@
 //! Writing an effective configuration as TOML that loads to the same configuration.
 //!
-//! Owns the text form: what asks for an action in this one run (`dry_run`, `clean_output_dir`) is left out, null at its
+//! Owns the text form: what asks for an action in this one run (`dry_run`, `clean_output_dir`, `bench`) is left out, null at its
 //! default is left out, null elsewhere is written as `"None"`, and a relative path that names an existing file is written
 //! as an absolute one, because the dump stands in another folder.
 
@@ -8,7 +8,7 @@ use crate::engine::suggest::join;
 use crate::loaded::{Loaded, Source};
 use crate::schema::{Kind, Node, Rule, Section};
 use crate::shared;
-use crate::tables::{RlConfig, SftConfig};
+use crate::tables::{RlConfig, SftConfig, TrainerRun};
 use serde_json::{Map, Value as Json};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, InlineTable, Item, Table, Value};
 
@@ -36,6 +36,13 @@ impl Loaded<SftConfig> {
     /// `sft.toml`, which loads to this configuration.
     pub fn dump(&self) -> Vec<Dump> {
         vec![Dump { name: "sft.toml", text: self.part("") }]
+    }
+}
+
+impl Loaded<TrainerRun> {
+    /// `trainer.toml`, which loads to this configuration.
+    pub fn dump(&self) -> Vec<Dump> {
+        vec![Dump { name: "trainer.toml", text: self.part("") }]
     }
 }
 

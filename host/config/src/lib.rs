@@ -1,6 +1,6 @@
 //! Layered TOML files and flags to a checked run configuration.
 //!
-//! Owns every key of `prl rl` and `prl sft` with its type, default, limits and help, the layering of files and flags, the
+//! Owns every key of `prl rl`, `prl sft` and `prl trainer` with its type, default, limits and help, the layering of files and flags, the
 //! source of every value, and the text of everything that can be wrong. Must not know what the values are used for: no
 //! models, no environments, no run folders.
 //!
@@ -59,6 +59,23 @@ pub fn load_sft(words: &[String]) -> Result<Loaded<SftConfig>, ConfigErrors> {
     load(command, words)
 }
 
+/// Loads the configuration of `prl trainer` from the words after the command.
+///
+/// # Errors
+/// Everything that is wrong with it, in reading order.
+pub fn load_trainer(words: &[String]) -> Result<Loaded<TrainerRun>, ConfigErrors> {
+    let command = Command {
+        root: TrainerRun::node(),
+        spread: |tree, _| {
+            shared::trainer(tree);
+            BTreeSet::new()
+        },
+        derive: TrainerRun::derive,
+        validate: validate::trainer,
+    };
+    load(command, words)
+}
+
 /// The keys of `prl rl`: name, type, default, meaning.
 pub fn help_rl() -> String {
     help::render(&RlConfig::node())
@@ -67,4 +84,9 @@ pub fn help_rl() -> String {
 /// The keys of `prl sft`: name, type, default, meaning.
 pub fn help_sft() -> String {
     help::render(&SftConfig::node())
+}
+
+/// The keys of `prl trainer`: name, type, default, meaning.
+pub fn help_trainer() -> String {
+    help::render(&TrainerRun::node())
 }

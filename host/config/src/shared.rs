@@ -1,10 +1,10 @@
-//! Shared keys: what is set at the root of `prl rl` and fills the sections of the components, and what a list of
-//! environments says for its items.
+//! Shared keys: what is set at the root of `prl rl` and fills the sections of the components, what a list of
+//! environments says for its items, and what a measurement forces.
 //!
 //! Owns which key fills which. Runs on the merged tree before it is checked, so that "set" means set by the user.
 
 use crate::engine::layers::Load;
-use crate::engine::value::{Data, Entry, Val};
+use crate::engine::value::{Data, Entry, Origin, Val};
 use crate::error::ProblemKind;
 use crate::loaded::shown;
 use serde_json::Value as Json;
@@ -96,9 +96,47 @@ pub(crate) fn would_conflict(root: &Json, key: &str, value: &Json) -> bool {
     fills && !targets.iter().all(|target| pointer(target) == Some(value))
 }
 
-/// Fills `prl sft`'s tokenizer.
+/// What `prl sft` fills: the tokenizer, and for a measurement what belongs to it.
 pub(crate) fn sft(tree: &mut Val) {
     tokenizer(tree, "");
+    let configured = ["data.type", "data.name", "data.id"].iter().any(|key| tree.get(key).is_some());
+    if let Some(at) = bench(tree) {
+        set(tree, "val", Val { data: Data::Null, at: at.clone() });
+        if !configured {
+            fill(tree, "data.type", &Val { data: Data::Text("fake".to_string()), at });
+        }
+    }
+}
+
+/// What `prl trainer` fills: the same.
+pub(crate) fn trainer(tree: &mut Val) {
+    tokenizer(tree, "");
+    let configured = tree.get("data.fake").is_some();
+    if let Some(at) = bench(tree).filter(|_| !configured) {
+        fill(tree, "data.fake", &Val::table(at));
+    }
+}
+
+/// Steps of a measurement, the first of which warms up.
+const BENCH_STEPS: i64 = 4;
+
+/// Where `bench` is a section, sets what it forces; returns the origin of what follows from it.
+fn bench(tree: &mut Val) -> Option<Origin> {
+    let section = tree.get("bench").filter(|v| v.as_table().is_some())?;
+    let at = Origin { via: Some(Arc::from("bench")), ..section.at.clone() };
+    let val = |data: Data| Val { data, at: at.clone() };
+    let constant = Entry { key: at.clone(), val: val(Data::Text("constant".to_string())) };
+    set(tree, "max_steps", val(Data::Int(BENCH_STEPS)));
+    set(tree, "ckpt", val(Data::Null));
+    set(tree, "scheduler", val(Data::Table([("type".to_string(), constant)].into_iter().collect())));
+    Some(at)
+}
+
+/// Puts a value at the root, whatever was there.
+fn set(tree: &mut Val, key: &str, val: Val) {
+    if let Data::Table(entries) = &mut tree.data {
+        entries.insert(key.to_string(), Entry { key: val.at.clone(), val });
+    }
 }
 
 /// A tokenizer that is not named is the model's.

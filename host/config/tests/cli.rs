@@ -1,8 +1,8 @@
 //! The command line: layering, flags, sections, lists, unions, sources and dumps.
 
 use prl_config::{
-    ConfigErrors, Device, Filter, Loaded, Loss, Optim, Pool, RlConfig, Scheduler, SftConfig, SftData, Source, load_rl,
-    load_sft,
+    ConfigErrors, Device, Filter, Loaded, Loss, Optim, Pool, RlConfig, Scheduler, SftConfig, SftData, Source,
+    TrainerRun, load_rl, load_sft, load_trainer,
 };
 use serde_json::json;
 use std::fs;
@@ -318,6 +318,49 @@ fn sft_data() {
     assert_eq!((errors.problems.len(), &errors.problems[0].place), (1, &None), "{errors}");
 }
 
+fn trainer(text: &str, line: &[&str]) -> Result<Loaded<TrainerRun>, ConfigErrors> {
+    let dir = TempDir::new().unwrap();
+    load_trainer(&words(&dir, &[("trainer.toml", text)], &[&["@", "DIR/trainer.toml"], line].concat()))
+}
+
+#[test]
+fn measuring_forces_few_steps_of_fake_data_and_nothing_else() {
+    let text = "max_steps = 99\n[ckpt]\ninterval = 2\n[val.data]\nname = \"v\"\n[scheduler]\ntype = \"cosine\"\n";
+    let forced = |text: &str, line: &[&str]| {
+        let config = sft(text, line).unwrap_or_else(|e| panic!("{e}")).config;
+        assert_eq!((config.max_steps, config.ckpt, config.val), (Some(4), None, None));
+        assert!(config.bench.is_some() && matches!(config.scheduler, Scheduler::Constant(_)));
+        config.data
+    };
+    let data = forced(text, &["--bench", "--data.seq-len", "512", "--data.batch-size", "8"]);
+    assert_eq!((data.tag(), data.seq_len(), data.batch_size()), ("fake", 512, 8));
+    // Configured data stays.
+    assert_eq!(forced("[data]\nname = \"x.jsonl\"\n", &["--bench"]).tag(), "sft");
+    assert_eq!(forced("[bench]\noutput_json = \"b.json\"\n", &["--data.id", "e", "--data.type", "env"]).tag(), "env");
+    // Off is off.
+    assert!(sft(text, &["--bench", "--no-bench", "--data.name", "x"]).unwrap().config.ckpt.is_some());
+
+    let config = trainer(text.split_once("[val").unwrap().0, &["--bench.output-json", "b.json"]).unwrap().config;
+    assert_eq!((config.max_steps, config.ckpt.is_some(), config.data.fake.unwrap().batch_size), (Some(4), false, 2));
+    let config = trainer("[data.fake]\nbatch_size = 6\n", &["--bench"]).unwrap().config;
+    assert_eq!(config.data.fake.unwrap().batch_size, 6);
+}
+
+#[test]
+fn the_trainer_runs_alone_on_fake_data_only() {
+    let config = trainer("[data.fake]\n", &["--device", "cpu", "--seed", "3"]).unwrap().config;
+    assert_eq!((config.device, config.seed, config.tokenizer.name), (Device::Cpu, 3, Some(config.model.name)));
+    let error = trainer("max_steps = 3\n", &[]).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("not supported yet") && error.contains("`prl rl @ rl.toml`"), "{error}");
+    let error = trainer("", &["--no-data.fake"]).map(|_| ()).unwrap_err().to_string();
+    assert!(error.starts_with("command line: "), "{error}");
+    // What `prl rl` dumps for its trainer is what `prl trainer` reads.
+    let dump = flags(&["--ckpt", "--trainer.model.ac"]).dump();
+    let part = dump.iter().find(|d| d.name == "trainer.toml").unwrap();
+    let config = trainer(&part.text, &["--data.fake"]).unwrap().config;
+    assert!(config.ckpt.is_some() && config.model.ac.is_some());
+}
+
 /// Loads what was dumped.
 fn reload(loaded: &Loaded<RlConfig>) -> (Loaded<RlConfig>, Loaded<RlConfig>) {
     let dir = TempDir::new().unwrap();
@@ -360,11 +403,17 @@ fn dumps_load_to_the_same_configuration() {
 }
 
 #[test]
-fn dumps_of_sft_load_to_the_same_configuration() {
-    for name in ["sft_files", "sft_env"] {
-        let loaded = load_sft(&["@".to_string(), format!("tests/ui/valid/{name}.toml")]).unwrap();
+fn dumps_of_other_commands_load_to_the_same_configuration() {
+    for name in ["sft_files", "sft_env", "sft_fake", "sft_bench_files"] {
+        let loaded =
+            load_sft(&["@".to_string(), format!("tests/ui/valid/{name}.toml"), "--bench".to_string()]).unwrap();
         let again = sft(&loaded.dump()[0].text, &[]).unwrap();
-        assert_eq!(again.config, loaded.config);
+        assert_eq!(again.config, SftConfig { bench: None, ..loaded.config.clone() });
+    }
+    for name in ["trainer_fake", "trainer_bench"] {
+        let loaded = load_trainer(&["@".to_string(), format!("tests/ui/valid/{name}.toml")]).unwrap();
+        let again = trainer(&loaded.dump()[0].text, &[]).unwrap();
+        assert_eq!(again.config, TrainerRun { bench: None, clean_output_dir: false, ..loaded.config.clone() });
     }
 }
 
@@ -395,4 +444,5 @@ fn help_names_every_key() {
     }
     assert!(help.contains("--trainer.optim.lr  <a number>  [default 1e-6]\n      Learning rate."), "{help}");
     assert!(prl_config::help_sft().contains("--data.micro-batch-size"));
+    assert!(prl_config::help_trainer().contains("--data.fake.generate-samples"));
 }

@@ -1,6 +1,6 @@
 //! Any misspelt key of a configuration that sets every key is an error that names it.
 
-use prl_config::{load_rl, load_sft};
+use prl_config::{load_rl, load_sft, load_trainer};
 use proptest::prelude::*;
 use std::fs;
 use std::ops::Range;
@@ -69,9 +69,10 @@ fn must_fail(file: &str, pick: usize, at: usize, letter: char, how: u8) -> Resul
     let path = dir.path().join("changed.toml");
     fs::write(&path, &changed).unwrap();
     let words = ["@".to_string(), path.display().to_string()];
-    let error = match file.starts_with("sft") {
-        true => load_sft(&words).map(|_| ()),
-        false => load_rl(&words).map(|_| ()),
+    let error = match file.split('_').next() {
+        Some("sft") => load_sft(&words).map(|_| ()),
+        Some("trainer") => load_trainer(&words).map(|_| ()),
+        _ => load_rl(&words).map(|_| ()),
     };
     let Err(error) = error else {
         return Err(TestCaseError::fail(format!("`{}` written as `{wrong}` was accepted", spot.name)));
@@ -91,6 +92,11 @@ proptest! {
     #[test]
     fn a_misspelt_key_of_sft_is_an_error(pick in 0usize..1000, at in 0usize..30, letter in "[a-z_0-9]", how in 0u8..3) {
         must_fail("sft_files", pick, at, letter.chars().next().unwrap(), how)?;
+    }
+
+    #[test]
+    fn a_misspelt_key_of_trainer_is_an_error(pick in 0usize..1000, at in 0usize..30, letter in "[a-z_0-9]", how in 0u8..3) {
+        must_fail("trainer_fake", pick, at, letter.chars().next().unwrap(), how)?;
     }
 
     /// Whatever the words are, loading ends with a configuration or a message, never a panic.

@@ -2,7 +2,8 @@
 //!
 //! `PRL_BLESS=1` rewrites the expected files.
 
-use prl_config::{load_rl, load_sft};
+use prl_config::{ConfigErrors, Loaded, load_rl, load_sft, load_trainer};
+use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,13 +28,15 @@ fn words(file: &Path) -> Vec<String> {
 }
 
 fn load(file: &Path) -> Result<(String, String), String> {
+    fn texts<C: Serialize>(loaded: Result<Loaded<C>, ConfigErrors>) -> Result<(String, String), String> {
+        let loaded = loaded.map_err(|e| e.to_string())?;
+        Ok((serde_json::to_string_pretty(&loaded.config).unwrap(), loaded.explain()))
+    }
     let words = words(file);
-    if file.file_name().unwrap().to_str().unwrap().starts_with("sft") {
-        let loaded = load_sft(&words).map_err(|e| e.to_string())?;
-        Ok((serde_json::to_string_pretty(&loaded.config).unwrap(), loaded.explain()))
-    } else {
-        let loaded = load_rl(&words).map_err(|e| e.to_string())?;
-        Ok((serde_json::to_string_pretty(&loaded.config).unwrap(), loaded.explain()))
+    match file.file_name().unwrap().to_str().unwrap().split('_').next() {
+        Some("sft") => texts(load_sft(&words)),
+        Some("trainer") => texts(load_trainer(&words)),
+        _ => texts(load_rl(&words)),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns the seam that lets the scheduler be tested with a model made of a hash. Must not know requests.
 
-use prl_model::{Cache, Extend, Snapshot};
+use prl_model::{Answer, Cache, Extend, Snapshot, Want};
 use prl_types::TokenId;
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ pub(crate) struct Work<'a, C> {
     pub cache: &'a mut C,
     /// The tokens to add.
     pub ids: &'a [TokenId],
-    /// Whether the logits after the last of `ids` are wanted.
-    pub want_logits: bool,
+    /// What is wanted of the token after the last of `ids`.
+    pub want: Want,
 }
 
 /// Immutable weights with a forward.
@@ -27,8 +27,8 @@ pub(crate) trait Forward: Send + Sync + 'static {
     /// The cache of an empty sequence.
     fn new_cache(&self) -> Self::Cache;
 
-    /// Extends every sequence of the batch; returns `[wanted, vocab]` logits, row-major, in the order of the batch.
-    fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<f32>, String>;
+    /// Extends every sequence of the batch; returns what is wanted, in the order of the batch.
+    fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<Answer>, String>;
 
     /// Log-probability of `token` over the full row at `temperature`, reduced exactly as the trainer's head does.
     fn logprob(&self, logits: &[f32], token: TokenId, temperature: f32) -> f32;
@@ -45,9 +45,9 @@ impl Forward for Arc<dyn Snapshot> {
         Snapshot::new_cache(self.as_ref())
     }
 
-    fn extend(&self, batch: &mut [Work<'_, Cache>]) -> Result<Vec<f32>, String> {
+    fn extend(&self, batch: &mut [Work<'_, Cache>]) -> Result<Vec<Answer>, String> {
         let mut batch: Vec<Extend<'_>> =
-            batch.iter_mut().map(|w| Extend { cache: &mut *w.cache, ids: w.ids, want_logits: w.want_logits }).collect();
+            batch.iter_mut().map(|w| Extend { cache: &mut *w.cache, ids: w.ids, want: w.want }).collect();
         Snapshot::extend(self.as_ref(), &mut batch).map_err(|e| e.to_string())
     }
 

@@ -79,7 +79,7 @@ impl SamplingParams {
         Ok(())
     }
 
-    fn keeps_all(&self) -> bool {
+    pub(crate) fn keeps_all(&self) -> bool {
         self.top_k.is_none() && self.top_p >= 1.0 && self.min_p <= 0.0
     }
 }

@@ -6,6 +6,7 @@
 use crate::forward::{Forward, Work};
 use crate::sampler::draw;
 use crate::{EngineConfig, InferenceError, Request, clock, stop};
+use prl_model::{Answer, Draw, Want};
 use prl_types::{FinishReason, PolicyVersion, Sampled, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -51,6 +52,8 @@ pub(crate) struct Job {
 struct Live {
     job: Job,
     rng: ChaCha8Rng,
+    /// The number that the next token is drawn by, once it was asked for.
+    uniform: Option<f64>,
     ids: Vec<TokenId>,
     logprobs: Vec<f32>,
     versions: Option<(PolicyVersion, PolicyVersion)>,
@@ -64,11 +67,11 @@ struct Decoding<C> {
     row: Row,
 }
 
-/// Which logits a request draws its next token from.
+/// What a request gets its next token from.
 enum Row {
     /// None yet.
     None,
-    /// This row of the step's.
+    /// This answer of the step's.
     Step(usize),
     /// Those a shared prompt ended with.
     Kept(Arc<[f32]>),
@@ -206,7 +209,8 @@ impl<F: Forward> Scheduler<F> {
         let mut work: Vec<Work<'_, F::Cache>> = Vec::with_capacity(self.decoding.len() + self.prefills.len());
         for (i, Decoding { live, cache, row }) in self.decoding.iter_mut().enumerate() {
             *row = Row::Step(i);
-            work.push(Work { cache, ids: &live.ids[live.ids.len() - 1..], want_logits: true });
+            let want = live.want();
+            work.push(Work { cache, ids: &live.ids[live.ids.len() - 1..], want });
         }
         for p in &mut self.prefills {
             let n = budget.min(p.prompt.len() - p.done);
@@ -216,16 +220,18 @@ impl<F: Forward> Scheduler<F> {
             let ids = &p.prompt[p.done..p.done + n];
             budget -= n;
             p.done += n;
-            work.push(Work { cache: &mut p.cache, ids, want_logits: p.done == p.prompt.len() });
+            let want = if p.done == p.prompt.len() { Want::Logits } else { Want::Nothing };
+            work.push(Work { cache: &mut p.cache, ids, want });
         }
         if work.is_empty() {
             return Ok(());
         }
-        let logits = self.forward.extend(&mut work)?;
+        let answers = self.forward.extend(&mut work)?;
         let vocab = self.forward.vocab_size();
-        let wanted = work.iter().filter(|w| w.want_logits).count();
-        if logits.len() != wanted * vocab {
-            return Err(format!("the model returned {} logits for {wanted} rows of {vocab}", logits.len()));
+        let wanted = work.iter().filter(|w| w.want != Want::Nothing).count();
+        let whole = answers.iter().all(|a| !matches!(a, Answer::Logits(row) if row.len() != vocab));
+        if answers.len() != wanted || !whole {
+            return Err(format!("the model gave {} answers for {wanted} rows of {vocab} logits", answers.len()));
         }
         self.counts.steps += 1;
         self.counts.prefill_tokens += (self.config.prefill_tokens - budget) as u64;
@@ -234,11 +240,13 @@ impl<F: Forward> Scheduler<F> {
         let ready = self.prefills.extract_if(.., |p| p.done == p.prompt.len());
         for (i, Prefill { prompt, key, cache, mut members, .. }) in (first..).zip(ready) {
             self.counts.prefills += 1;
-            if let Some(key) = key.filter(|_| self.config.shared_prompts > 0) {
+            if let Some(key) = key.filter(|_| self.config.shared_prompts > 0)
+                && let Answer::Logits(logits) = &answers[i]
+            {
                 if self.shared.len() == self.config.shared_prompts {
                     self.shared.pop_front();
                 }
-                let logits = logits[i * vocab..(i + 1) * vocab].into();
+                let logits = logits.as_slice().into();
                 self.shared.push_back(Shared { key, prompt, cache: cache.clone(), logits });
             }
             let last = members.pop();
@@ -246,19 +254,21 @@ impl<F: Forward> Scheduler<F> {
             self.decoding.extend(forks);
             self.decoding.extend(last.map(|live| Decoding { live, cache, row: Row::Step(i) }));
         }
-        self.draw(&logits);
+        self.draw(&answers);
         Ok(())
     }
 
     /// Draws a token for every request that has a row to draw from, in parallel (every request has its own random
     /// stream, so the order does not matter), and answers those that are done. Requests stay in `decoding` while they
     /// draw, so that a panicking callback loses none before the engine has said why.
-    fn draw(&mut self, logits: &[f32]) {
+    fn draw(&mut self, answers: &[Answer]) {
         let (forward, version, context) = (&self.forward, self.version, self.config.max_model_len);
-        let vocab = forward.vocab_size();
         let draw = |d: &mut Decoding<F::Cache>| match std::mem::replace(&mut d.row, Row::None) {
             Row::None => 0,
-            Row::Step(i) => d.live.draw(forward, version, context, &logits[i * vocab..(i + 1) * vocab]),
+            Row::Step(i) => match &answers[i] {
+                Answer::Logits(row) => d.live.draw(forward, version, context, row),
+                Answer::Token(token, logprob) => d.live.take(version, context, *token, *logprob),
+            },
             Row::Kept(row) => d.live.draw(forward, version, context, &row),
         };
         self.counts.decode_tokens += match self.decoding.as_mut_slice() {
@@ -294,7 +304,7 @@ impl<F: Forward> Scheduler<F> {
 impl Live {
     fn new(job: Job) -> Self {
         let rng = ChaCha8Rng::seed_from_u64(job.request.seed);
-        Live { job, rng, ids: Vec::new(), logprobs: Vec::new(), versions: None, outcome: None }
+        Live { job, rng, uniform: None, ids: Vec::new(), logprobs: Vec::new(), versions: None, outcome: None }
     }
 
     /// Sends the outcome to the caller; one who has gone away just now misses nothing.
@@ -308,12 +318,26 @@ impl Live {
         let _ = job.reply.send(answer);
     }
 
-    /// Draws the next token and decides whether it is the last. Returns how many tokens were drawn.
-    fn draw<F: Forward>(&mut self, forward: &F, version: PolicyVersion, context: usize, logits: &[f32]) -> u64 {
-        let request = &self.job.request;
-        let sampling = &request.sampling;
+    /// The number that the next token is drawn by.
+    fn uniform(&mut self) -> f64 {
         // 53 bits, so that the number is below 1.
-        let uniform = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        *self.uniform.get_or_insert_with(|| (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64)
+    }
+
+    /// What the model is asked for: the token itself where no filter applies.
+    fn want(&mut self) -> Want {
+        let sampling = &self.job.request.sampling;
+        if !sampling.keeps_all() && sampling.temperature > 0.0 {
+            return Want::Logits;
+        }
+        let temperature = sampling.temperature;
+        Want::Token(Draw { temperature, uniform: self.uniform() })
+    }
+
+    /// Draws the next token from a row of logits. Returns how many tokens were drawn.
+    fn draw<F: Forward>(&mut self, forward: &F, version: PolicyVersion, context: usize, logits: &[f32]) -> u64 {
+        let uniform = self.uniform();
+        let sampling = &self.job.request.sampling;
         let token = match draw(logits, sampling, uniform) {
             Ok(token) => token,
             Err(e) => {
@@ -322,6 +346,14 @@ impl Live {
             }
         };
         let logprob = forward.logprob(logits, token, sampling.logprob_temperature());
+        self.take(version, context, token, logprob)
+    }
+
+    /// Takes a drawn token and decides whether it is the last. Returns how many tokens were taken.
+    fn take(&mut self, version: PolicyVersion, context: usize, token: TokenId, logprob: f32) -> u64 {
+        self.uniform = None;
+        let request = &self.job.request;
+        let sampling = &request.sampling;
         if !logprob.is_finite() {
             self.outcome = Some(Err(InferenceError::NonFiniteLogits { token, value: logprob }));
             return 0;

@@ -10,6 +10,26 @@ const VOCAB: usize = 13;
 #[derive(Clone)]
 struct Hash {
     weights: u64,
+    /// Whether it draws where it may.
+    draws: bool,
+}
+
+thread_local! {
+    /// What new models are given as `draws`.
+    static DRAWS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+impl Hash {
+    fn answer(&self, want: Want, row: Vec<f32>) -> Result<prl_model::Answer, String> {
+        let Want::Token(how) = want else { return Ok(prl_model::Answer::Logits(row)) };
+        if !self.draws {
+            return Ok(prl_model::Answer::Logits(row));
+        }
+        let sampling = SamplingParams { temperature: how.temperature, ..SamplingParams::default() };
+        let token = draw(&row, &sampling, how.uniform).map_err(|e| e.to_string())?;
+        let logprob = self.logprob(&row, token, sampling.logprob_temperature());
+        Ok(prl_model::Answer::Token(token, logprob))
+    }
 }
 
 impl Forward for Hash {
@@ -23,19 +43,20 @@ impl Forward for Hash {
         Vec::new()
     }
 
-    fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<f32>, String> {
-        let mut logits = Vec::new();
+    fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<prl_model::Answer>, String> {
+        let mut answers = Vec::new();
         for work in batch {
             if work.ids.is_empty() {
                 return Err("an item without ids".into());
             }
             work.cache.extend(work.ids.iter().map(|id| (self.weights, *id)));
-            if work.want_logits {
+            if work.want != Want::Nothing {
                 let seen = work.cache.iter().fold(self.weights, |h, (w, id)| mix(h ^ mix(*w) ^ u64::from(*id)));
-                logits.extend((0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0));
+                let row = (0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0).collect::<Vec<f32>>();
+                answers.push(self.answer(work.want, row)?);
             }
         }
-        Ok(logits)
+        Ok(answers)
     }
 
     fn logprob(&self, logits: &[f32], token: TokenId, temperature: f32) -> f32 {
@@ -59,7 +80,8 @@ struct Bench {
 impl Bench {
     fn new(config: EngineConfig) -> Self {
         let stats: Arc<Mutex<Stats>> = Arc::default();
-        let scheduler = Scheduler::new(Hash { weights: 0 }, PolicyVersion(0), config, stats.clone());
+        let scheduler =
+            Scheduler::new(Hash { weights: 0, draws: DRAWS.get() }, PolicyVersion(0), config, stats.clone());
         Bench { scheduler, stats }
     }
 
@@ -70,7 +92,7 @@ impl Bench {
     }
 
     fn update(&mut self, version: u64) {
-        self.scheduler.update(Hash { weights: version }, PolicyVersion(version));
+        self.scheduler.update(Hash { weights: version, draws: DRAWS.get() }, PolicyVersion(version));
     }
 
     fn finish(&mut self) {
@@ -241,14 +263,30 @@ fn logprobs_are_over_the_whole_vocabulary_whatever_is_filtered() {
     filtered.sampling =
         SamplingParams { temperature: 0.7, top_k: Some(2), top_p: 0.5, min_p: 0.1, ..filtered.sampling };
     let got = alone(&filtered);
-    let hash = Hash { weights: 0 };
+    let hash = Hash { weights: 0, draws: DRAWS.get() };
     let mut cache = hash.new_cache();
-    let row = hash.extend(&mut [Work { cache: &mut cache, ids: &[1, 2], want_logits: true }]).unwrap();
-    assert_eq!(got.logprobs()[0], hash.logprob(&row, got.ids()[0], 0.7));
+    let row = hash.extend(&mut [Work { cache: &mut cache, ids: &[1, 2], want: Want::Logits }]).unwrap();
+    let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
+    assert_eq!(got.logprobs()[0], hash.logprob(row, got.ids()[0], 0.7));
     let mut greedy = request(&[1, 2], 3, 1);
     greedy.sampling.temperature = 0.0;
     let got = alone(&greedy);
-    assert_eq!(got.logprobs()[0], hash.logprob(&row, got.ids()[0], 1.0));
+    assert_eq!(got.logprobs()[0], hash.logprob(row, got.ids()[0], 1.0));
+}
+
+#[test]
+fn a_model_that_draws_itself_gives_the_same_tokens() {
+    let mut filtered = request(&[4, 2], 8, 9);
+    filtered.sampling.top_k = Some(3);
+    let mut greedy = request(&[4, 2], 8, 9);
+    greedy.sampling.temperature = 0.0;
+    for request in [request(&[4, 2], 8, 9), filtered, greedy] {
+        let here = alone(&request);
+        DRAWS.set(true);
+        let there = alone(&request);
+        DRAWS.set(false);
+        assert_eq!(here, there);
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use futures::executor::block_on;
 use futures::future::join_all;
 use prl_inference::{Engine, EngineConfig, InferenceError, Request, SamplingParams};
-use prl_model::{Cache, Decoder, Device, Extend, Kernels, Learner, ModelConfig, ModelError, Packed, Snapshot};
+use prl_model::{Answer, Cache, Decoder, Device, Extend, Kernels, Learner, ModelConfig, ModelError, Packed, Snapshot};
 use prl_types::{FinishReason, PolicyVersion, TokenId};
 use std::path::Path;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ impl Snapshot for Faulty {
         self.inner.new_cache()
     }
 
-    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<f32>, ModelError> {
+    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
         if self.steps.fetch_add(1, Ordering::SeqCst) + 1 == self.fails_at {
             if self.panics {
                 panic!("kernel exploded");

@@ -38,13 +38,15 @@ impl Device {
     }
 }
 
-#[cfg(not(feature = "cuda"))]
+#[cfg(not(feature = "burn-cuda"))]
 fn open_cuda(_index: usize) -> Result<burn::tensor::Device, String> {
-    Err("this binary was built without CUDA; build it with `--features cuda`, or use the device `cpu`".into())
+    Err("the reference kernels on a GPU need a binary built with `--features burn-cuda`; use `--kernels fast`, or the \
+         device `cpu`"
+        .into())
 }
 
 /// Asks the driver first: burn would panic on a worker thread.
-#[cfg(feature = "cuda")]
+#[cfg(feature = "burn-cuda")]
 fn open_cuda(index: usize) -> Result<burn::tensor::Device, String> {
     let count = cuda_devices()?;
     if index < count {
@@ -54,7 +56,7 @@ fn open_cuda(index: usize) -> Result<burn::tensor::Device, String> {
     }
 }
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "burn-cuda")]
 fn cuda_devices() -> Result<usize, String> {
     type CuInit = unsafe extern "C" fn(u32) -> i32;
     type CuDeviceGetCount = unsafe extern "C" fn(*mut i32) -> i32;

@@ -1,8 +1,8 @@
 //! The kernels of prl-kernels over the module's own buffers. Owns the borrowing: parameters are read where burn keeps
 //! them and gradients move into burn without a copy; must not compute anything itself.
 
-use crate::policy::{CacheKind, Passes, Rows, check_ids, inverse};
-use crate::{Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot};
+use crate::policy::{CacheKind, Passes, Rows, answers, check_ids, inverse};
+use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot, Want};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::optim::GradientsParams;
@@ -20,7 +20,7 @@ struct Weights {
     tensors: Vec<FlexTensor>,
 }
 
-fn dims(config: &ModelConfig) -> Dims {
+pub(crate) fn dims(config: &ModelConfig) -> Dims {
     Dims {
         layers: config.layers,
         hidden: config.hidden_size,
@@ -87,7 +87,7 @@ fn contiguous<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor, ModelErro
     let device = format!("{:?}", tensor.device());
     let flex = tensor.try_into_primitive::<Flex>().map_err(|_| ModelError::Device {
         device,
-        reason: "the fast kernels run on the CPU only; use the reference kernels on other devices".into(),
+        reason: "the CPU's kernels need the weights in main memory".into(),
     })?;
     Ok(if flex.as_slice::<f32>().is_some() { flex } else { flex.to_contiguous() })
 }
@@ -132,7 +132,7 @@ impl Snapshot for FastSnapshot {
         Cache(CacheKind::Fast(Kv { cache: KvCache::new(dims), shape: cache_shape(dims) }))
     }
 
-    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<f32>, ModelError> {
+    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
         let mut items = Vec::with_capacity(batch.len());
         for item in batch {
             let CacheKind::Fast(Kv { cache, shape }) = &mut item.cache.0 else {
@@ -145,9 +145,9 @@ impl Snapshot for FastSnapshot {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, &self.config)?;
-            items.push(ExtendItem { cache, ids: item.ids, want_logits: item.want_logits });
+            items.push(ExtendItem { cache, ids: item.ids, want_logits: item.want != Want::Nothing });
         }
-        Ok(prl_kernels::extend(&self.weights.view(), &mut items))
+        Ok(answers(&prl_kernels::extend(&self.weights.view(), &mut items), self.config.vocab_size))
     }
 
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {
@@ -229,6 +229,10 @@ impl Passes for FastPasses {
 
     fn zero(&mut self) {
         self.grads.zero();
+    }
+
+    fn gradients(&self, _decoder: &Decoder) -> Result<Vec<Vec<f32>>, ModelError> {
+        Ok(self.grads.slices().into_iter().map(<[f32]>::to_vec).collect())
     }
 
     fn take(&mut self, decoder: &Decoder) -> GradientsParams {

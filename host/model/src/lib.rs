@@ -9,6 +9,7 @@ mod device;
 mod error;
 mod fast;
 mod folder;
+mod gpu;
 mod hub;
 pub mod names;
 mod policy;
@@ -20,6 +21,10 @@ pub use decoder::{Decoder, Layer, Matrix, ParamRef, Vector};
 pub use device::Device;
 pub use error::ModelError;
 pub use folder::{COMPANION_FILES, Precision, SaveOptions};
+pub use gpu::{Arithmetic, Gpu, GpuOptions, Recompute};
 pub use hub::{HubOptions, resolve};
-pub use policy::{Cache, Extend, Kernels, Learner, Packed, Snapshot, TokenStats};
+pub use policy::{
+    AdamWNumbers, Answer, Cache, Draw, Extend, FusedAdamW, FusedStep, HostLearner, Kernels, Learner, Moments, Packed,
+    Snapshot, Stepper, TokenStats, Want,
+};
 pub use rope::{RopeConfig, RopeScaling};

@@ -1,7 +1,7 @@
 //! What inference and the trainer see of a model: [`Snapshot`] to sample from, [`Learner`] to train. Owns their terms
 //! and the shift between tokens and the rows that predict them; must not know losses, sampling or optimisers.
 
-use crate::{Decoder, ModelConfig, ModelError, fast, reference};
+use crate::{Decoder, Gpu, GpuOptions, ModelConfig, ModelError, fast, reference};
 use burn::optim::GradientsParams;
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ pub trait Snapshot: Send + Sync {
     /// An empty key/value cache for one sequence of this model.
     fn new_cache(&self) -> Cache;
 
-    /// Runs each item's `ids` behind what its cache holds and leaves them in the cache. Returns the logits of the last
-    /// token of every item that wants them, `[items that want logits, vocab]` row-major, items in order.
+    /// Runs each item's `ids` behind what its cache holds and leaves them in the cache. Returns what the items that want
+    /// something want of the token that follows, in order.
     ///
     /// # Errors
     /// An item without ids, an id outside the vocabulary, a cache of another model or implementation, a failing device.
-    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<f32>, ModelError>;
+    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError>;
 
     /// log softmax(logits / temperature)[id] of one row of logits, computed exactly as [`Learner::forward`] does, so
     /// that sampler and trainer agree to the bit. Temperature 0 counts as 1.
@@ -41,8 +41,42 @@ pub struct Extend<'a> {
     pub cache: &'a mut Cache,
     /// The new tokens, at least one.
     pub ids: &'a [TokenId],
-    /// Whether the logits of the last of them are wanted.
-    pub want_logits: bool,
+    /// What is wanted of the token that follows.
+    pub want: Want,
+}
+
+/// What an item wants of the distribution of the token that follows its last one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Want {
+    /// Nothing.
+    Nothing,
+    /// Its logits.
+    Logits,
+    /// A token drawn from all of it; an implementation that does not draw answers with the logits.
+    Token(Draw),
+}
+
+/// How a token is drawn where no filter applies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// The token at which the running sum of probabilities passes this number of [0, 1), in order of ids.
+    pub uniform: f64,
+}
+
+/// The answer to a [`Want`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// `[vocab]`.
+    Logits(Vec<f32>),
+    /// A drawn token, and its log-probability as [`Snapshot::logprob`] defines it; NaN where the logits were not sound.
+    Token(TokenId, f32),
+}
+
+/// Rows of logits as answers.
+pub(crate) fn answers(logits: &[f32], vocab: usize) -> Vec<Answer> {
+    logits.chunks_exact(vocab).map(|row| Answer::Logits(row.to_vec())).collect()
 }
 
 /// Keys and values of one sequence. A clone is a fork: both continue from the same prefix without touching each other.
@@ -53,6 +87,10 @@ pub struct Cache(pub(crate) CacheKind);
 pub(crate) enum CacheKind {
     Fast(fast::Kv),
     Reference(reference::Kv),
+    #[cfg(feature = "cuda")]
+    Half(prl_kernels::cuda::decoder::Cache<prl_kernels::cuda::bf16>),
+    #[cfg(feature = "cuda")]
+    Exact(prl_kernels::cuda::decoder::Cache<f32>),
 }
 
 impl Cache {
@@ -61,6 +99,10 @@ impl Cache {
         match &self.0 {
             CacheKind::Fast(kv) => kv.len(),
             CacheKind::Reference(kv) => kv.len(),
+            #[cfg(feature = "cuda")]
+            CacheKind::Half(kv) => kv.len(),
+            #[cfg(feature = "cuda")]
+            CacheKind::Exact(kv) => kv.len(),
         }
     }
 
@@ -96,7 +138,7 @@ pub struct TokenStats {
 pub(crate) struct Rows {
     pub labels: Vec<TokenId>,
     pub inv_temp: Vec<f32>,
-    predicts: Vec<bool>,
+    pub predicts: Vec<bool>,
 }
 
 impl Rows {
@@ -157,66 +199,97 @@ pub(crate) trait Passes: Send {
     fn zero_ratio(&self) -> Result<f64, ModelError>;
     /// Sets all gradients to 0.
     fn zero(&mut self);
+    /// A copy of every gradient, in the parameters' order.
+    fn gradients(&self, decoder: &Decoder) -> Result<Vec<Vec<f32>>, ModelError>;
     /// Hands the gradients out and sets them to 0.
     fn take(&mut self, decoder: &Decoder) -> GradientsParams;
 }
 
-/// The model being trained: parameters, and gradients that add up over backward passes until they are used.
-pub struct Learner {
+/// A model that keeps weights, gradients and moments on its device and takes AdamW's steps itself.
+pub trait FusedAdamW: Send {
+    /// Clips the gradients and takes a step; the gradients are 0 afterwards.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn step(&mut self, numbers: &AdamWNumbers) -> Result<FusedStep, ModelError>;
+
+    /// Steps taken, and the moments of every parameter in the order of [`crate::names::parameters`]; none before the
+    /// first step.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn moments(&self) -> Result<Option<Moments>, ModelError>;
+
+    /// Replaces what [`FusedAdamW::moments`] gives.
+    ///
+    /// # Errors
+    /// Lists of other lengths; the device failed.
+    fn set_moments(&mut self, moments: Option<Moments>) -> Result<(), ModelError>;
+}
+
+/// AdamW's numbers for one step; see [`FusedAdamW::step`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWNumbers {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the first and of the second moment.
+    pub betas: [f64; 2],
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Weight decay, times the learning rate.
+    pub weight_decay: f64,
+    /// Largest norm of the gradients; larger ones are scaled down.
+    pub max_norm: Option<f64>,
+}
+
+/// What became of a fused step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FusedStep {
+    /// L2 norm of all gradients before clipping.
+    pub grad_norm: f64,
+    /// Share of gradient entries that were exactly 0.
+    pub zero_grad_ratio: f64,
+    /// False when the norm was not finite; weights and moments are as before then.
+    pub applied: bool,
+}
+
+/// AdamW's state in the order of [`crate::names::parameters`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Moments {
+    /// Steps taken.
+    pub updates: usize,
+    /// First moments.
+    pub first: Vec<Vec<f32>>,
+    /// Second moments.
+    pub second: Vec<Vec<f32>>,
+}
+
+/// A model on a GPU; lists are per row.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) trait GpuPasses: FusedAdamW {
+    fn forward(&mut self, batch: &Packed, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>), ModelError>;
+    fn backward(&mut self, rows: &Rows, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError>;
+    fn forward_backward(&mut self, batch: &Packed, rows: &Rows, dlogprob: &[f32]) -> Result<Vec<f32>, ModelError>;
+    fn norm(&self) -> Result<f64, ModelError>;
+    fn zero(&mut self) -> Result<(), ModelError>;
+    fn gradients(&self) -> Result<Vec<Vec<f32>>, ModelError>;
+    fn decoder(&self) -> Result<Decoder, ModelError>;
+    fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError>;
+    fn peak_bytes(&self) -> Option<u64>;
+    fn as_fused(&mut self) -> &mut dyn FusedAdamW;
+}
+
+/// A model whose weights are burn's and whose optimiser is the caller's.
+pub struct HostLearner {
     decoder: Decoder,
     kernels: Kernels,
     passes: Box<dyn Passes>,
-    last: Option<Rows>,
 }
 
-impl Learner {
-    /// Takes over a model on whatever device it is. `head_chunk` is how many rows of logits exist at a time.
-    ///
-    /// # Errors
-    /// The fast kernels and a device other than the CPU.
-    pub fn new(decoder: Decoder, kernels: Kernels, head_chunk: usize) -> Result<Learner, ModelError> {
-        let head_chunk = head_chunk.max(1);
-        let passes: Box<dyn Passes> = match kernels {
-            Kernels::Fast => Box::new(fast::FastPasses::new(&decoder, head_chunk)?),
-            Kernels::Reference => Box::new(reference::ReferencePasses::new(head_chunk)),
-        };
-        Ok(Learner { decoder, kernels, passes, last: None })
-    }
-
-    /// Logprob and entropy of every token.
-    ///
-    /// # Errors
-    /// Lists that do not fit together, ids outside the vocabulary, a failing device.
-    pub fn forward(&mut self, batch: &Packed) -> Result<TokenStats, ModelError> {
-        self.last = None;
-        check(batch, self.decoder.config())?;
-        let rows = Rows::new(batch);
-        let (logprobs, entropy) = self.passes.forward(&self.decoder, batch, &rows)?;
-        let uniform = (self.decoder.config().vocab_size as f32).ln();
-        let stats =
-            TokenStats { logprobs: rows.to_tokens(&logprobs, -uniform), entropy: rows.to_tokens(&entropy, uniform) };
-        self.last = Some(rows);
-        Ok(stats)
-    }
-
-    /// Adds the gradient of Σ_t dlogprob_t · logprob_t + dentropy_t · entropy_t over the tokens of the last forward
-    /// pass, which it uses up. Entries of first tokens are ignored.
-    ///
-    /// # Errors
-    /// No forward pass before it, lists of another length, a failing device.
-    pub fn backward(&mut self, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError> {
-        let Some(rows) = self.last.take() else {
-            return Err(ModelError::Input("backward needs a forward pass before it".into()));
-        };
-        let want = rows.labels.len();
-        for (name, len) in [("dlogprob", dlogprob.len()), ("dentropy", dentropy.map_or(want, <[f32]>::len))] {
-            if len != want {
-                return Err(ModelError::Input(format!("`{name}` has {len} entries for {want} tokens")));
-            }
-        }
-        let dlogprob = rows.to_rows(dlogprob);
-        let dentropy = dentropy.map(|d| rows.to_rows(d));
-        self.passes.backward(&self.decoder, &rows, dlogprob, dentropy)
+impl HostLearner {
+    /// The present weights.
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
     }
 
     /// L2 norm of all gradients, summed in f64 in a fixed order.
@@ -245,27 +318,208 @@ impl Learner {
         self.passes.zero_ratio()
     }
 
+    /// A copy of every gradient.
+    fn gradients(&self) -> Result<Vec<Vec<f32>>, ModelError> {
+        self.passes.gradients(&self.decoder)
+    }
+
     /// Lets `step` make the next weights out of the present ones and the gradients, which are 0 afterwards; every
     /// parameter has one. Snapshots keep the weights they were taken of.
     pub fn update(&mut self, step: impl FnOnce(Decoder, GradientsParams) -> Decoder) {
         use burn::module::Module;
-        self.last = None;
         let grads = self.passes.take(&self.decoder);
         // burn's optimisers want parameters that are leaves of a graph; ours never are.
         self.decoder = step(self.decoder.clone().train(), grads).valid();
+    }
+}
+
+/// Who takes the optimiser's steps.
+pub enum Stepper<'a> {
+    /// The caller.
+    Host(&'a mut HostLearner),
+    /// The model itself.
+    Fused(&'a mut dyn FusedAdamW),
+}
+
+enum Side {
+    Host(Box<HostLearner>),
+    Gpu(Box<dyn GpuPasses>),
+}
+
+/// The model being trained: parameters, and gradients that add up over backward passes until they are used.
+pub struct Learner {
+    config: Arc<ModelConfig>,
+    side: Side,
+    last: Option<Rows>,
+}
+
+impl Learner {
+    /// Takes over a model on whatever device burn has it. `head_chunk` is how many rows of logits exist at a time.
+    ///
+    /// # Errors
+    /// The fast kernels and a device other than the CPU.
+    pub fn new(decoder: Decoder, kernels: Kernels, head_chunk: usize) -> Result<Learner, ModelError> {
+        let head_chunk = head_chunk.max(1);
+        let passes: Box<dyn Passes> = match kernels {
+            Kernels::Fast => Box::new(fast::FastPasses::new(&decoder, head_chunk)?),
+            Kernels::Reference => Box::new(reference::ReferencePasses::new(head_chunk)),
+        };
+        let config = decoder.config().clone();
+        Ok(Learner { config, side: Side::Host(Box::new(HostLearner { decoder, kernels, passes })), last: None })
+    }
+
+    /// Moves a model to a GPU, after a tiny step there was held against the CPU's.
+    ///
+    /// # Errors
+    /// A shape that the GPU's kernels cannot take, a GPU that computes wrongly, not enough memory.
+    pub fn on_gpu(decoder: Decoder, gpu: &Gpu, options: &GpuOptions) -> Result<Learner, ModelError> {
+        let config = decoder.config().clone();
+        Ok(Learner { config, side: Side::Gpu(gpu.learner(decoder, options)?), last: None })
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &Arc<ModelConfig> {
+        &self.config
+    }
+
+    /// Logprob and entropy of every token.
+    ///
+    /// # Errors
+    /// Lists that do not fit together, ids outside the vocabulary, a failing device.
+    pub fn forward(&mut self, batch: &Packed) -> Result<TokenStats, ModelError> {
+        self.last = None;
+        check(batch, &self.config)?;
+        let rows = Rows::new(batch);
+        let (logprobs, entropy) = match &mut self.side {
+            Side::Host(host) => host.passes.forward(&host.decoder, batch, &rows)?,
+            Side::Gpu(gpu) => gpu.forward(batch, &rows)?,
+        };
+        let uniform = (self.config.vocab_size as f32).ln();
+        let stats =
+            TokenStats { logprobs: rows.to_tokens(&logprobs, -uniform), entropy: rows.to_tokens(&entropy, uniform) };
+        self.last = Some(rows);
+        Ok(stats)
+    }
+
+    /// Adds the gradient of Σ_t dlogprob_t · logprob_t + dentropy_t · entropy_t over the tokens of the last forward
+    /// pass, which it uses up. Entries of first tokens are ignored.
+    ///
+    /// # Errors
+    /// No forward pass before it, lists of another length, a failing device.
+    pub fn backward(&mut self, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError> {
+        let Some(rows) = self.last.take() else {
+            return Err(ModelError::Input("backward needs a forward pass before it".into()));
+        };
+        let want = rows.labels.len();
+        for (name, len) in [("dlogprob", dlogprob.len()), ("dentropy", dentropy.map_or(want, <[f32]>::len))] {
+            if len != want {
+                return Err(ModelError::Input(format!("`{name}` has {len} entries for {want} tokens")));
+            }
+        }
+        let dlogprob = rows.to_rows(dlogprob);
+        let dentropy = dentropy.map(|d| rows.to_rows(d));
+        match &mut self.side {
+            Side::Host(host) => host.passes.backward(&host.decoder, &rows, dlogprob, dentropy),
+            Side::Gpu(gpu) => gpu.backward(&rows, &dlogprob, dentropy.as_deref()),
+        }
+    }
+
+    /// Both passes where the gradients towards the log-probabilities are known before; a GPU saves a product with the
+    /// head that way. Returns the log-probabilities of the tokens whose gradient is not 0; what it gives for others says
+    /// nothing.
+    ///
+    /// # Errors
+    /// As for [`Learner::forward`] and [`Learner::backward`].
+    pub fn forward_backward(&mut self, batch: &Packed, dlogprob: &[f32]) -> Result<Vec<f32>, ModelError> {
+        let Side::Gpu(gpu) = &mut self.side else {
+            let stats = self.forward(batch)?;
+            self.backward(dlogprob, None)?;
+            return Ok(stats.logprobs);
+        };
+        self.last = None;
+        check(batch, &self.config)?;
+        if dlogprob.len() != batch.ids.len() {
+            let text = format!("`dlogprob` has {} entries for {} tokens", dlogprob.len(), batch.ids.len());
+            return Err(ModelError::Input(text));
+        }
+        let rows = Rows::new(batch);
+        let logprobs = gpu.forward_backward(batch, &rows, &rows.to_rows(dlogprob))?;
+        Ok(rows.to_tokens(&logprobs, 0.0))
+    }
+
+    /// L2 norm of all gradients.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn grad_norm(&self) -> Result<f64, ModelError> {
+        match &self.side {
+            Side::Host(host) => host.grad_norm(),
+            Side::Gpu(gpu) => gpu.norm(),
+        }
+    }
+
+    /// Sets all gradients to 0.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn zero_grads(&mut self) -> Result<(), ModelError> {
+        match &mut self.side {
+            Side::Host(host) => {
+                host.zero_grads();
+                Ok(())
+            }
+            Side::Gpu(gpu) => gpu.zero(),
+        }
+    }
+
+    /// A copy of every gradient, in the order of [`crate::names::parameters`].
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn gradients(&self) -> Result<Vec<Vec<f32>>, ModelError> {
+        match &self.side {
+            Side::Host(host) => host.gradients(),
+            Side::Gpu(gpu) => gpu.gradients(),
+        }
+    }
+
+    /// Who takes the optimiser's next step. A forward pass that was not used is forgotten.
+    pub fn stepper(&mut self) -> Stepper<'_> {
+        self.last = None;
+        match &mut self.side {
+            Side::Host(host) => Stepper::Host(host),
+            Side::Gpu(gpu) => Stepper::Fused(gpu.as_fused()),
+        }
     }
 
     /// The present weights, to sample from.
     ///
     /// # Errors
-    /// As for [`Decoder::snapshot`].
+    /// As for [`Decoder::snapshot`]; not enough memory for a copy on a GPU.
     pub fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError> {
-        self.decoder.snapshot(self.kernels)
+        match &self.side {
+            Side::Host(host) => host.decoder.snapshot(host.kernels),
+            Side::Gpu(gpu) => gpu.snapshot(),
+        }
     }
 
-    /// The present weights as a module.
-    pub fn decoder(&self) -> &Decoder {
-        &self.decoder
+    /// The present weights as a module: shared with the model, or copied from the GPU.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn decoder(&self) -> Result<Decoder, ModelError> {
+        match &self.side {
+            Side::Host(host) => Ok(host.decoder.clone()),
+            Side::Gpu(gpu) => gpu.decoder(),
+        }
+    }
+
+    /// The most memory that was in use on the GPU so far, bytes; none on the CPU.
+    pub fn device_peak_bytes(&self) -> Option<u64> {
+        match &self.side {
+            Side::Host(_) => None,
+            Side::Gpu(gpu) => gpu.peak_bytes(),
+        }
     }
 }
 

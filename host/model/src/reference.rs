@@ -7,8 +7,8 @@ mod passes;
 
 pub(crate) use passes::ReferencePasses;
 
-use crate::policy::{CacheKind, check_ids};
-use crate::{Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot};
+use crate::policy::{CacheKind, answers, check_ids};
+use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot, Want};
 use body::{Body, Past};
 use burn::tensor::Tensor;
 use prl_types::TokenId;
@@ -46,7 +46,7 @@ impl Snapshot for ReferenceSnapshot {
         Cache(CacheKind::Reference(Kv::default()))
     }
 
-    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<f32>, ModelError> {
+    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
         let layers = self.config().layers;
         let mut ids = Vec::new();
         let mut lens = Vec::new();
@@ -76,7 +76,7 @@ impl Snapshot for ReferenceSnapshot {
         let mut end = 0;
         for (item, past) in batch.iter_mut().zip(pasts) {
             end += item.ids.len();
-            if item.want_logits {
+            if item.want != Want::Nothing {
                 last.push((end - 1) as i32);
             }
             item.cache.0 = CacheKind::Reference(Kv { layers: past.layers, len: past.len });
@@ -86,7 +86,8 @@ impl Snapshot for ReferenceSnapshot {
         }
         let rows = hidden.select(0, Tensor::from_ints(&last[..], &self.decoder.device()));
         let logits = rows.matmul(self.decoder.head().val().transpose());
-        logits.try_into_vec_as::<f32>().map_err(ModelError::execution)
+        let logits = logits.try_into_vec_as::<f32>().map_err(ModelError::execution)?;
+        Ok(answers(&logits, self.config().vocab_size))
     }
 
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {

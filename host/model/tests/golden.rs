@@ -4,17 +4,28 @@ mod common;
 
 use burn::optim::AdamWConfig;
 use common::{Expected, FIXTURES, load, max_difference, relative_error};
-use prl_model::{Cache, Decoder, Extend, Kernels, Learner, Packed, ParamRef, Snapshot};
+use prl_model::{
+    Answer, Cache, Decoder, Extend, HostLearner, Kernels, Learner, Packed, ParamRef, Snapshot, Stepper, Want,
+};
 
 const BOTH: [Kernels; 2] = [Kernels::Reference, Kernels::Fast];
+
+/// Rows of logits one behind the other.
+fn rows(answers: Vec<Answer>) -> Vec<f32> {
+    let row = |answer| match answer {
+        Answer::Logits(row) => row,
+        Answer::Token(..) => panic!("logits"),
+    };
+    answers.into_iter().flat_map(row).collect()
+}
 
 /// Logits of every token of one document, in pieces of the given lengths.
 fn logits(snapshot: &dyn Snapshot, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
     let mut cache = snapshot.new_cache();
     let (mut out, mut start) = (Vec::new(), 0);
     for piece in pieces {
-        let item = Extend { cache: &mut cache, ids: &ids[start..start + piece], want_logits: true };
-        out.extend(snapshot.extend(&mut [item]).unwrap());
+        let item = Extend { cache: &mut cache, ids: &ids[start..start + piece], want: Want::Logits };
+        out.extend(rows(snapshot.extend(&mut [item]).unwrap()));
         start += piece;
     }
     assert_eq!(cache.len(), ids.len());
@@ -29,6 +40,13 @@ fn gradient(decoder: &Decoder, grads: &burn::optim::GradientsParams, name: &str)
     }
 }
 
+fn host(learner: &mut Learner) -> &mut HostLearner {
+    match learner.stepper() {
+        Stepper::Host(host) => host,
+        Stepper::Fused(_) => panic!("a model on the host"),
+    }
+}
+
 /// Forward and backward of the fixture's loss; gradients of all parameters in order.
 fn train(decoder: Decoder, kernels: Kernels, expected: &Expected, chunk: usize) -> (Vec<f32>, Vec<f32>, Vec<Vec<f32>>) {
     let mut learner = Learner::new(decoder, kernels, chunk).unwrap();
@@ -37,11 +55,13 @@ fn train(decoder: Decoder, kernels: Kernels, expected: &Expected, chunk: usize) 
     let dlogprob: Vec<f32> = weights.iter().map(|w| -w).collect();
     let dentropy: Vec<f32> = weights.iter().map(|w| -0.1 * w).collect();
     learner.backward(&dlogprob, Some(&dentropy)).unwrap();
+    let copied = learner.gradients().unwrap();
     let mut all = Vec::new();
-    learner.update(|decoder, grads| {
+    host(&mut learner).update(|decoder, grads| {
         all = decoder.infos().iter().map(|info| gradient(&decoder, &grads, &info.name)).collect();
         decoder
     });
+    assert_eq!(copied, all);
     (stats.logprobs, stats.entropy, all)
 }
 
@@ -143,15 +163,16 @@ fn sequences_of_a_batch_do_not_see_each_other_and_forks_share_a_prefix() {
         let mut prompt = snapshot.new_cache();
         assert!(prompt.is_empty());
         let silent =
-            snapshot.extend(&mut [Extend { cache: &mut prompt, ids: &[5, 6, 7], want_logits: false }]).unwrap();
+            snapshot.extend(&mut [Extend { cache: &mut prompt, ids: &[5, 6, 7], want: Want::Nothing }]).unwrap();
         assert!(silent.is_empty());
         let (mut a, mut b, mut c) = (prompt.clone(), prompt.clone(), snapshot.new_cache());
         let together = snapshot
             .extend(&mut [
-                Extend { cache: &mut a, ids: &[8], want_logits: true },
-                Extend { cache: &mut c, ids: &[5, 6, 7, 9], want_logits: false },
-                Extend { cache: &mut b, ids: &[9, 10], want_logits: true },
+                Extend { cache: &mut a, ids: &[8], want: Want::Logits },
+                Extend { cache: &mut c, ids: &[5, 6, 7, 9], want: Want::Nothing },
+                Extend { cache: &mut b, ids: &[9, 10], want: Want::Logits },
             ])
+            .map(rows)
             .unwrap();
         assert_eq!((prompt.len(), a.len(), b.len(), c.len()), (3, 4, 5, 4));
         let vocab = snapshot.config().vocab_size;
@@ -174,11 +195,11 @@ fn an_update_leaves_earlier_snapshots_alone_and_gradients_at_zero() {
         learner.forward(&expected.batch()).unwrap();
         learner.backward(&expected.floats("weights"), None).unwrap();
         let norm = learner.grad_norm().unwrap();
-        learner.scale_grads(0.5);
+        host(&mut learner).scale_grads(0.5);
         assert!((learner.grad_norm().unwrap() - norm / 2.0).abs() < 1e-4 * norm && norm > 0.0);
-        assert!(learner.zero_grad_ratio().unwrap() < 1.0);
+        assert!(host(&mut learner).zero_grad_ratio().unwrap() < 1.0);
         let mut adam = AdamWConfig::new().init();
-        learner.update(|decoder, grads| adam.step(0.1, decoder, grads));
+        host(&mut learner).update(|decoder, grads| adam.step(0.1, decoder, grads));
         assert_eq!(learner.grad_norm().unwrap(), 0.0);
         assert_eq!(logits(before.as_ref(), &ids, &[3]), old);
         let new = logits(learner.snapshot().unwrap().as_ref(), &ids, &[3]);
@@ -199,7 +220,7 @@ fn gradients_add_up_over_passes() {
             learner.backward(&expected.floats("weights"), None).unwrap();
         }
         let twice = learner.grad_norm().unwrap();
-        learner.zero_grads();
+        learner.zero_grads().unwrap();
         assert_eq!(learner.grad_norm().unwrap(), 0.0);
         learner.forward(&expected.batch()).unwrap();
         learner.backward(&expected.floats("weights"), None).unwrap();
@@ -216,7 +237,7 @@ fn misuse_is_an_error_not_a_panic() {
         let mut foreign: Cache = decoder.snapshot(other).unwrap().new_cache();
         let mut cache = snapshot.new_cache();
         let extend = |cache: &mut Cache, ids: &[u32]| {
-            snapshot.extend(&mut [Extend { cache, ids, want_logits: true }]).unwrap_err().to_string()
+            snapshot.extend(&mut [Extend { cache, ids, want: Want::Logits }]).unwrap_err().to_string()
         };
         assert!(extend(&mut foreign, &[1]).contains("cache of the"));
         assert!(extend(&mut cache, &[]).contains("without new tokens"));

@@ -7,10 +7,12 @@
 mod clock;
 mod documents;
 mod error;
+mod fake;
 mod loss;
 mod metrics;
 mod optim;
 mod pack;
+mod peak;
 mod progress;
 mod schedule;
 mod sft;
@@ -18,9 +20,11 @@ mod trainer;
 
 pub use documents::{Document, Documents, Generated, InMemory};
 pub use error::TrainerError;
+pub use fake::{fake_batch, fake_document};
 pub use loss::{Counts, SampleLoss, sample_loss};
 pub use metrics::{StepMetrics, flops_per_token};
 pub use pack::pack;
+pub use peak::peak_flops;
 pub use progress::Progress;
 pub use schedule::Schedule;
 pub use sft::{SftParts, SftTrainer};

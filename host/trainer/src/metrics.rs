@@ -25,15 +25,19 @@ pub(crate) fn put_spread(metrics: &mut StepMetrics, name: &str, values: &[f64]) 
 
 /// What a step cost.
 pub(crate) struct Cost {
+    /// Tokens of the step's samples.
     pub tokens: usize,
     /// Forward, backward and optimiser.
     pub seconds: f64,
     pub seq_len: usize,
     /// The device's peak, when known.
     pub peak_flops: Option<f64>,
+    /// Most memory that was in use on the device, where it has its own.
+    pub device_peak_gib: Option<f64>,
 }
 
-/// Adds `perf/*`. Peak memory is the process's largest resident set in GiB, where the system tells it.
+/// Adds `perf/*`. Throughput counts the tokens that were there: rows are never padded. Peak memory is the device's, or else
+/// the process's largest resident set, where the system tells it.
 pub(crate) fn put_perf(metrics: &mut StepMetrics, config: &ModelConfig, cost: &Cost) {
     let throughput = if cost.seconds > 0.0 { cost.tokens as f64 / cost.seconds } else { 0.0 };
     put(metrics, "perf/throughput", throughput);
@@ -41,7 +45,7 @@ pub(crate) fn put_perf(metrics: &mut StepMetrics, config: &ModelConfig, cost: &C
     if let Some(peak) = cost.peak_flops.filter(|p| *p > 0.0) {
         put(metrics, "perf/mfu", 100.0 * flops_per_token(config, cost.seq_len) * throughput / peak);
     }
-    if let Some(gib) = peak_memory_gib() {
+    if let Some(gib) = cost.device_peak_gib.or_else(peak_memory_gib) {
         put(metrics, "perf/peak_memory", gib);
     }
 }

@@ -1,14 +1,15 @@
 //! AdamW over a decoder's parameters: clip, step, save, load.
 //!
-//! Owns the moments and the rule by which a gradient may change weights. The arithmetic of one parameter is burn's. Must
-//! not know losses or data.
+//! Owns the rule by which a gradient may change weights, the moments of a model on the host (whose arithmetic is burn's),
+//! and their file. A model on a GPU keeps its moments and computes its steps itself. Must not know losses or data.
 
 use crate::{Schedule, TrainerError};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::{AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState, DynState, GradientsParams, Optimizer as _};
 use burn::tensor::{Device, Tensor, TensorData};
 use prl_config::Optim;
-use prl_model::{Decoder, Learner};
+use prl_model::names::ParameterInfo;
+use prl_model::{AdamWNumbers, Decoder, HostLearner, Learner, ModelError, Moments, ParamRef, Stepper};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::{BTreeMap, HashMap};
@@ -23,10 +24,13 @@ const UPDATES: &str = "updates";
 /// the root.
 pub(crate) struct Optimizer {
     rule: AdamW,
-    max_norm: Option<f64>,
-    /// By parameter id; empty before the first update.
+    /// The same rule in numbers; the learning rate is that of the last step.
+    numbers: AdamWNumbers,
+    /// By parameter id; empty before the first update, and for a model that keeps its own.
     states: BTreeMap<u64, DynState>,
 }
+
+const EPSILON: f64 = 1e-8;
 
 /// What became of a gradient.
 pub(crate) struct Applied {
@@ -51,118 +55,175 @@ pub(crate) fn build(
     let rule = AdamWConfig::new()
         .with_beta_1(adamw.betas1 as f32)
         .with_beta_2(adamw.betas2 as f32)
-        .with_epsilon(1e-8)
+        .with_epsilon(EPSILON as f32)
         .with_weight_decay(adamw.weight_decay as f32)
         .build();
     let schedule = Schedule::new(adamw.lr, scheduler.clone(), max_steps)?;
-    Ok((Optimizer { rule, max_norm: adamw.max_norm, states: BTreeMap::new() }, schedule))
+    let numbers = AdamWNumbers {
+        lr: adamw.lr,
+        betas: [adamw.betas1, adamw.betas2],
+        eps: EPSILON,
+        weight_decay: adamw.weight_decay,
+        max_norm: adamw.max_norm,
+    };
+    Ok((Optimizer { rule, numbers, states: BTreeMap::new() }, schedule))
 }
 
 impl Optimizer {
     /// Clips the learner's gradients to the largest norm and applies them. The gradients are 0 afterwards.
     pub fn apply(&mut self, learner: &mut Learner, lr: f64) -> Result<Applied, TrainerError> {
-        let grad_norm = learner.grad_norm()?;
-        if !grad_norm.is_finite() {
-            learner.zero_grads();
-            return Ok(Applied { grad_norm, zero_grad_ratio: 0.0, applied: false });
-        }
-        let zero_grad_ratio = learner.zero_grad_ratio()?;
-        if let Some(max_norm) = self.max_norm {
-            let factor = max_norm / (grad_norm + 1e-6);
-            if factor < 1.0 {
-                learner.scale_grads(factor as f32);
+        self.numbers.lr = lr;
+        match learner.stepper() {
+            Stepper::Host(host) => self.apply_here(host),
+            Stepper::Fused(fused) => {
+                let step = fused.step(&self.numbers)?;
+                let zero_grad_ratio = if step.applied { step.zero_grad_ratio } else { 0.0 };
+                Ok(Applied { grad_norm: step.grad_norm, zero_grad_ratio, applied: step.applied })
             }
         }
-        learner.update(|decoder, grads| decoder.map(&mut Mapper { optimizer: self, grads, lr }));
+    }
+
+    fn apply_here(&mut self, host: &mut HostLearner) -> Result<Applied, TrainerError> {
+        let grad_norm = host.grad_norm()?;
+        if !grad_norm.is_finite() {
+            host.zero_grads();
+            return Ok(Applied { grad_norm, zero_grad_ratio: 0.0, applied: false });
+        }
+        let zero_grad_ratio = host.zero_grad_ratio()?;
+        if let Some(max_norm) = self.numbers.max_norm {
+            let factor = max_norm / (grad_norm + 1e-6);
+            if factor < 1.0 {
+                host.scale_grads(factor as f32);
+            }
+        }
+        let lr = self.numbers.lr;
+        host.update(|decoder, grads| decoder.map(&mut Mapper { optimizer: self, grads, lr }));
         Ok(Applied { grad_norm, zero_grad_ratio, applied: true })
     }
 
     /// Writes the moments to `optimizer.safetensors`, as `<parameter>.exp_avg` and `<parameter>.exp_avg_sq`.
-    pub fn save(&self, dir: &Path, decoder: &Decoder) -> Result<(), TrainerError> {
+    pub fn save(&self, dir: &Path, learner: &mut Learner) -> Result<(), TrainerError> {
         let path = dir.join(FILE);
-        let failed = |e: String| TrainerError::file("write", &path, e);
-        let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
-        let mut updates = 0;
-        for (info, parameter) in decoder.infos().into_iter().zip(decoder.parameters()) {
-            let Some(state) = self.states.get(&parameter.id().val()) else { continue };
-            let (time, first, second) = match info.shape.len() {
-                1 => moments::<1>(state),
-                _ => moments::<2>(state),
-            }
-            .map_err(failed)?;
-            updates = time;
-            tensors.push((format!("{}.{FIRST}", info.name), info.shape.clone(), first));
-            tensors.push((format!("{}.{SECOND}", info.name), info.shape, second));
-        }
-        let views = tensors
-            .iter()
-            .map(|(name, shape, values)| {
-                let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values));
-                view.map(|v| (name.as_str(), v)).map_err(|e| failed(e.to_string()))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let metadata = HashMap::from([(UPDATES.to_string(), updates.to_string())]);
-        safetensors::serialize_to_file(views, Some(metadata), &path).map_err(|e| failed(e.to_string()))
+        let infos = prl_model::names::parameters(learner.config());
+        let moments = match learner.stepper() {
+            Stepper::Host(host) => self.moments(host.decoder())?,
+            Stepper::Fused(fused) => fused.moments()?.unwrap_or_default(),
+        };
+        write(&path, &infos, &moments).map_err(|e| TrainerError::file("write", &path, e))
     }
 
     /// Reads what [`Optimizer::save`] wrote for a model of the same shape; replaces all moments, or none on an error.
-    pub fn load(&mut self, dir: &Path, decoder: &Decoder) -> Result<(), TrainerError> {
+    pub fn load(&mut self, dir: &Path, learner: &mut Learner) -> Result<(), TrainerError> {
         let path = dir.join(FILE);
-        let failed = |e: String| TrainerError::file("read", &path, e);
-        let bytes = std::fs::read(&path).map_err(|e| failed(e.to_string()))?;
-        let file = SafeTensors::deserialize(&bytes).map_err(|e| failed(e.to_string()))?;
-        let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| failed(e.to_string()))?;
-        let updates: usize = header
-            .metadata()
-            .as_ref()
-            .and_then(|m| m.get(UPDATES)?.parse().ok())
-            .ok_or_else(|| failed(format!("its metadata has no `{UPDATES}`")))?;
-        let mut states = BTreeMap::new();
-        if updates > 0 {
-            let device = decoder.device();
-            let infos = decoder.infos();
-            if file.len() != 2 * infos.len() {
-                let reason = format!("it holds {} tensors, the model needs {}", file.len(), 2 * infos.len());
-                return Err(failed(reason));
-            }
-            for (info, parameter) in infos.into_iter().zip(decoder.parameters()) {
-                let read = |moment| read(&file, &format!("{}.{moment}", info.name), &info.shape).map_err(failed);
-                let (first, second) = (read(FIRST)?, read(SECOND)?);
-                let state = match info.shape.len() {
-                    1 => restore::<1>(updates, first, second, &device),
-                    _ => restore::<2>(updates, first, second, &device),
-                };
-                states.insert(parameter.id().val(), state);
-            }
-        } else if !file.is_empty() {
-            return Err(failed(format!("it holds {} tensors after 0 updates", file.len())));
+        let infos = prl_model::names::parameters(learner.config());
+        let moments = read(&path, &infos).map_err(|e| TrainerError::file("read", &path, e))?;
+        match learner.stepper() {
+            Stepper::Host(host) => self.states = states(host.decoder(), moments),
+            Stepper::Fused(fused) => fused.set_moments((moments.updates > 0).then_some(moments))?,
         }
-        self.states = states;
         Ok(())
+    }
+
+    /// The moments kept here; none before the first update.
+    fn moments(&self, decoder: &Decoder) -> Result<Moments, TrainerError> {
+        let mut out = Moments::default();
+        for parameter in decoder.parameters() {
+            let Some(state) = self.states.get(&parameter.id().val()) else { continue };
+            let (updates, first, second) = match parameter {
+                ParamRef::Vector(_) => moments_of::<1>(state)?,
+                ParamRef::Matrix(_) => moments_of::<2>(state)?,
+            };
+            out.updates = updates;
+            out.first.push(first);
+            out.second.push(second);
+        }
+        Ok(out)
     }
 }
 
+/// The file of [`Optimizer::save`].
+fn write(path: &Path, infos: &[ParameterInfo], moments: &Moments) -> Result<(), String> {
+    let mut tensors = Vec::new();
+    for ((info, first), second) in infos.iter().zip(&moments.first).zip(&moments.second) {
+        for (moment, values) in [(FIRST, first), (SECOND, second)] {
+            let view = TensorView::new(Dtype::F32, info.shape.clone(), bytemuck::cast_slice(values));
+            tensors.push((format!("{}.{moment}", info.name), view.map_err(|e| e.to_string())?));
+        }
+    }
+    let metadata = HashMap::from([(UPDATES.to_string(), moments.updates.to_string())]);
+    safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| e.to_string())
+}
+
+fn read(path: &Path, infos: &[ParameterInfo]) -> Result<Moments, String> {
+    let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| e.to_string())?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|e| e.to_string())?;
+    let updates: usize = header
+        .metadata()
+        .as_ref()
+        .and_then(|m| m.get(UPDATES)?.parse().ok())
+        .ok_or_else(|| format!("its metadata has no `{UPDATES}`"))?;
+    let mut moments = Moments { updates, ..Moments::default() };
+    if updates == 0 {
+        return match file.is_empty() {
+            true => Ok(moments),
+            false => Err(format!("it holds {} tensors after 0 updates", file.len())),
+        };
+    }
+    if file.len() != 2 * infos.len() {
+        return Err(format!("it holds {} tensors, the model needs {}", file.len(), 2 * infos.len()));
+    }
+    for info in infos {
+        moments.first.push(values(&file, &format!("{}.{FIRST}", info.name), &info.shape)?);
+        moments.second.push(values(&file, &format!("{}.{SECOND}", info.name), &info.shape)?);
+    }
+    Ok(moments)
+}
+
+/// burn's states by parameter id.
+fn states(decoder: &Decoder, moments: Moments) -> BTreeMap<u64, DynState> {
+    let device = decoder.device();
+    let Moments { updates, first, second } = moments;
+    let pairs = decoder.parameters().into_iter().zip(first.into_iter().zip(second));
+    pairs
+        .map(|(parameter, (first, second))| {
+            let state = match parameter {
+                ParamRef::Vector(p) => restore::<1>(updates, first, second, p.val().dims(), &device),
+                ParamRef::Matrix(p) => restore::<2>(updates, first, second, p.val().dims(), &device),
+            };
+            (parameter.id().val(), state)
+        })
+        .collect()
+}
+
 /// Number of updates, first and second moment.
-fn moments<const D: usize>(state: &DynState) -> Result<(usize, Vec<f32>, Vec<f32>), String> {
+fn moments_of<const D: usize>(state: &DynState) -> Result<(usize, Vec<f32>, Vec<f32>), TrainerError> {
     let momentum = &state.downcast_ref::<AdamWState<D>>().momentum;
-    let read = |t: &Tensor<D>| t.clone().try_into_vec_as::<f32>().map_err(|e| e.to_string());
+    let read = |t: &Tensor<D>| {
+        t.clone().try_into_vec_as::<f32>().map_err(|e| TrainerError::Model(ModelError::Execution(e.to_string())))
+    };
     Ok((momentum.time, read(&momentum.moment_1)?, read(&momentum.moment_2)?))
 }
 
-fn restore<const D: usize>(updates: usize, first: TensorData, second: TensorData, device: &Device) -> DynState {
-    let tensor = |data| Tensor::<D>::from_data(data, device);
+fn restore<const D: usize>(
+    updates: usize,
+    first: Vec<f32>,
+    second: Vec<f32>,
+    shape: [usize; D],
+    device: &Device,
+) -> DynState {
+    let tensor = |values| Tensor::<D>::from_data(TensorData::new(values, shape), device);
     let momentum =
         AdaptiveMomentumState { time: updates, moment_1: tensor(first), moment_2: tensor(second), max_moment_2: None };
     DynState::create(AdamWState { momentum }, D)
 }
 
-fn read(file: &SafeTensors<'_>, name: &str, shape: &[usize]) -> Result<TensorData, String> {
+fn values(file: &SafeTensors<'_>, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
     let view = file.tensor(name).map_err(|e| format!("`{name}`: {e}"))?;
     if view.dtype() != Dtype::F32 || view.shape() != shape {
         return Err(format!("`{name}` is {:?} {:?}, the model needs F32 {shape:?}", view.dtype(), view.shape()));
     }
-    let values: Vec<f32> = bytemuck::pod_collect_to_vec(view.data());
-    Ok(TensorData::new(values, shape.to_vec()))
+    Ok(bytemuck::pod_collect_to_vec(view.data()))
 }
 
 struct Mapper<'a> {

@@ -84,7 +84,7 @@ impl SftTrainer {
             match micro_step(&mut self.learner, micro, Some(targets)) {
                 Ok(nll) => loss += nll / targets as f64,
                 Err(e) => {
-                    self.learner.zero_grads();
+                    self.learner.zero_grads()?;
                     return Err(e);
                 }
             }
@@ -103,7 +103,7 @@ impl SftTrainer {
                 update = Update::Applied;
             }
         } else {
-            self.learner.zero_grads();
+            self.learner.zero_grads()?;
         }
         self.progress.skipped_steps += u64::from(update == Update::NotFinite);
 
@@ -121,9 +121,14 @@ impl SftTrainer {
         put(&mut metrics, "progress/num_tokens", progress.total_tokens as f64);
         put(&mut metrics, "progress/skipped_documents", self.packer.skipped as f64);
         let seconds = started.elapsed().as_secs_f64();
-        let cost =
-            Cost { tokens, seconds: seconds - loaded, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
-        put_perf(&mut metrics, self.learner.decoder().config(), &cost);
+        let cost = Cost {
+            tokens,
+            seconds: seconds - loaded,
+            seq_len: self.parts.seq_len,
+            peak_flops: self.parts.peak_flops,
+            device_peak_gib: self.learner.device_peak_bytes().map(|b| b as f64 / (1u64 << 30) as f64),
+        };
+        put_perf(&mut metrics, self.learner.config(), &cost);
         put(&mut metrics, "time/load_data", loaded);
         put(&mut metrics, "time/forward_backward", forward_backward);
         put(&mut metrics, "time/step", seconds);
@@ -164,8 +169,8 @@ impl SftTrainer {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn save_state(&self, dir: &Path) -> Result<(), TrainerError> {
-        self.optimizer.save(dir, self.learner.decoder())?;
+    pub fn save_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
+        self.optimizer.save(dir, &mut self.learner)?;
         self.progress.save(dir)
     }
 
@@ -176,7 +181,7 @@ impl SftTrainer {
     /// A file that is missing, damaged, or of another model; nothing has changed then.
     pub fn load_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
         let progress = Progress::load(dir)?;
-        self.optimizer.load(dir, self.learner.decoder())?;
+        self.optimizer.load(dir, &mut self.learner)?;
         self.packer = Packer::at(progress.documents);
         self.progress = progress;
         Ok(())
@@ -184,7 +189,7 @@ impl SftTrainer {
 }
 
 /// Forward of some rows; with `targets`, the step's number of target tokens, backward too. Returns Σ −log p over the
-/// rows' targets.
+/// rows' targets. Where that is not finite the gradients are not either, and the step must not use them.
 fn micro_step(learner: &mut Learner, rows: &[Row], targets: Option<usize>) -> Result<f64, TrainerError> {
     let mut packed = Packed::default();
     let mut is_target = Vec::new();
@@ -194,13 +199,14 @@ fn micro_step(learner: &mut Learner, rows: &[Row], targets: Option<usize>) -> Re
         is_target.extend(document.mask.iter().enumerate().map(|(t, m)| t > 0 && *m));
     }
     packed.temperatures = vec![1.0; packed.ids.len()];
-    let stats = learner.forward(&packed)?;
-    let of_targets = stats.logprobs.iter().zip(&is_target).filter(|(_, t)| **t);
-    let nll: f64 = of_targets.map(|(lp, _)| -f64::from(*lp)).sum();
-    if let Some(n) = targets.filter(|_| nll.is_finite()) {
-        let gradient = -1.0 / n as f32;
-        let dlogprob: Vec<f32> = is_target.iter().map(|t| if *t { gradient } else { 0.0 }).collect();
-        learner.backward(&dlogprob, None)?;
-    }
-    Ok(nll)
+    let logprobs = match targets {
+        None => learner.forward(&packed)?.logprobs,
+        Some(n) => {
+            let gradient = -1.0 / n as f32;
+            let dlogprob: Vec<f32> = is_target.iter().map(|t| if *t { gradient } else { 0.0 }).collect();
+            learner.forward_backward(&packed, &dlogprob)?
+        }
+    };
+    let of_targets = logprobs.iter().zip(&is_target).filter(|(_, t)| **t);
+    Ok(of_targets.map(|(lp, _)| -f64::from(*lp)).sum())
 }

@@ -105,7 +105,7 @@ impl Trainer {
         let mut seen: Vec<Option<Seen>> = members.iter().map(|_| None).collect();
         for bin in pack(&lens, self.parts.seq_len) {
             if let Err(e) = self.micro_step(&members, &bin, &counts, &mut seen) {
-                self.learner.zero_grads();
+                self.learner.zero_grads()?;
                 return Err(e);
             }
         }
@@ -121,7 +121,7 @@ impl Trainer {
             put(&mut metrics, "optim/zero_grad_ratio", 1.0);
             Update::NothingTrainable
         } else if !loss.is_finite() {
-            self.learner.zero_grads();
+            self.learner.zero_grads()?;
             self.progress.skipped_steps += 1;
             Update::NotFinite
         } else {
@@ -145,8 +145,14 @@ impl Trainer {
         put(&mut metrics, "zero_trainable_batches", self.progress.zero_trainable_batches as f64);
         put_losses(&mut metrics, loss, &members, &seen);
         let seconds = started.elapsed().as_secs_f64();
-        let cost = Cost { tokens, seconds, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
-        put_perf(&mut metrics, self.learner.decoder().config(), &cost);
+        let cost = Cost {
+            tokens,
+            seconds,
+            seq_len: self.parts.seq_len,
+            peak_flops: self.parts.peak_flops,
+            device_peak_gib: self.learner.device_peak_bytes().map(|b| b as f64 / (1u64 << 30) as f64),
+        };
+        put_perf(&mut metrics, self.learner.config(), &cost);
         put(&mut metrics, "time/forward_backward", forward_backward);
         put(&mut metrics, "time/step", seconds);
         Ok(StepOutcome { update, metrics })
@@ -166,8 +172,8 @@ impl Trainer {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn save_state(&self, dir: &Path) -> Result<(), TrainerError> {
-        self.optimizer.save(dir, self.learner.decoder())?;
+    pub fn save_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
+        self.optimizer.save(dir, &mut self.learner)?;
         self.progress.save(dir)
     }
 
@@ -178,7 +184,7 @@ impl Trainer {
     /// A file that is missing, damaged, or of another model; nothing has changed then.
     pub fn load_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
         let progress = Progress::load(dir)?;
-        self.optimizer.load(dir, self.learner.decoder())?;
+        self.optimizer.load(dir, &mut self.learner)?;
         self.progress = progress;
         Ok(())
     }

@@ -86,7 +86,7 @@ impl Observer for Recorder {
     }
 
     fn step(&self, report: &StepReport) {
-        tracing::info!(target: "prl_trainer", success = true, "{}", trainer_line(report));
+        tracing::info!(target: "prl_trainer", success = true, "{}", trainer_line(report.step, &report.train));
         tracing::info!(target: "prl_orchestrator", success = true, "{}", orchestrator_line(report));
         let mut inner = self.lock();
         // Later maps win: `time/step` is the whole step's, not the trainer's part of it.
@@ -107,12 +107,13 @@ impl Observer for Recorder {
     }
 }
 
-fn trainer_line(report: &StepReport) -> TrainerLine {
-    let get = |name: &str| report.train.get(name).copied();
+/// The console line of a training step out of its metrics.
+pub fn trainer_line(step: Step, metrics: &BTreeMap<String, f64>) -> TrainerLine {
+    let get = |name: &str| metrics.get(name).copied();
     // Adding 0 turns -0 into 0.
     let value = |name: &str| get(name).unwrap_or(0.0) + 0.0;
     TrainerLine {
-        step: report.step,
+        step,
         seconds: value("time/step"),
         loss: value("loss/mean"),
         entropy: value("entropy/all/mean"),

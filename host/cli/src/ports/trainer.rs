@@ -85,8 +85,9 @@ impl Inner {
         if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst))
         {
             let started = Instant::now();
+            let decoder = trainer.learner().decoder();
             let save = |dir: &std::path::Path| trainer.save_state(dir);
-            let unsaved = plan.save(&self.run, batch.step, trainer.learner().decoder(), save, Some(progress));
+            let unsaved = plan.save(&self.run, batch.step, decoder, save, Some(progress));
             *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = unsaved;
             metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
         }

@@ -1,13 +1,16 @@
-//! Training documents of `prl sft`: conversations from files, or from the tasks of an environment. Owns where
-//! conversations come from; how they become tokens is the renderer's business.
+//! Training documents of `prl sft`: conversations from files or from the tasks of an environment, or made-up ones. Owns
+//! where conversations come from; how they become tokens is the renderer's business.
 
 use crate::assets;
 use crate::failure::{Failure, input};
-use prl_config::{EnvHost, Loaded, SftConfig, SftData, TrainEnv};
+use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
+use prl_model::Decoder;
 use prl_render::{Conversation, LossMask, Renderer, read_conversations};
-use prl_trainer::{Document, Documents, Generated, InMemory};
+use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
 use prl_types::{Message, Role};
+use std::cell::OnceCell;
+use std::path::Path;
 use std::sync::Arc;
 use tokio::runtime::{Handle, Runtime};
 
@@ -17,6 +20,36 @@ pub enum Data {
     All(Vec<Document>),
     /// Task by task.
     Endless(Box<EnvTasks>),
+    /// Made up for a vocabulary of this size.
+    Fake(FakeData, usize),
+}
+
+/// The tokenizer, opened when a conversation needs it: made-up documents do without.
+pub struct Texts<'a> {
+    loaded: &'a Loaded<SftConfig>,
+    model_dir: &'a Path,
+    decoder: &'a Decoder,
+    renderer: OnceCell<Arc<Renderer>>,
+}
+
+impl<'a> Texts<'a> {
+    /// For the model in a folder.
+    pub fn new(loaded: &'a Loaded<SftConfig>, model_dir: &'a Path, decoder: &'a Decoder) -> Self {
+        Texts { loaded, model_dir, decoder, renderer: OnceCell::new() }
+    }
+
+    fn renderer(&self) -> Result<&Arc<Renderer>, Failure> {
+        if let Some(renderer) = self.renderer.get() {
+            return Ok(renderer);
+        }
+        let config = &self.loaded.config;
+        let folder = match &config.tokenizer.name {
+            Some(name) if *name != config.model.name => assets::model_dir(self.loaded, "tokenizer.name", name)?,
+            _ => self.model_dir.to_path_buf(),
+        };
+        let renderer = assets::renderer(&folder, config.tokenizer.chat_template.clone(), self.decoder)?;
+        Ok(self.renderer.get_or_init(|| renderer))
+    }
 }
 
 /// Demonstrations of an environment's tasks.
@@ -50,17 +83,16 @@ fn document(renderer: &Renderer, conversation: &Conversation, loss: LossMask) ->
 
 impl Data {
     /// Opens the data of the section `key`.
-    pub fn open(
-        loaded: &Loaded<SftConfig>,
-        key: &str,
-        data: &SftData,
-        renderer: &Arc<Renderer>,
-        runtime: &Runtime,
-    ) -> Result<Self, Failure> {
-        let mask = data.loss_mask();
-        let loss = LossMask { system: mask.system, user: mask.user, assistant: mask.assistant, tool: mask.tool };
+    pub fn open(texts: &Texts<'_>, key: &str, data: &SftData, runtime: &Runtime) -> Result<Self, Failure> {
+        let loaded = texts.loaded;
+        let loss_of = |mask: &prl_config::LossMask| {
+            let prl_config::LossMask { system, user, assistant, tool } = *mask;
+            LossMask { system, user, assistant, tool }
+        };
         match data {
+            SftData::Fake(fake) => Ok(Data::Fake(fake.clone(), texts.decoder.config().vocab_size)),
             SftData::Files(files) => {
+                let (renderer, loss) = (texts.renderer()?, loss_of(&files.loss_mask));
                 let path = loaded.path_of(&format!("{key}.name"), &files.name);
                 let rows = read_conversations(&path).map_err(input(format!("`{key}.name`")))?;
                 for (at, reason) in &rows.skipped {
@@ -73,6 +105,7 @@ impl Data {
                 Ok(Data::All(documents))
             }
             SftData::Env(env) => {
+                let (renderer, loss) = (texts.renderer()?, loss_of(&env.loss_mask));
                 let sandbox = assets::sandbox()?;
                 let name =
                     std::path::Path::new(&env.id).file_stem().map_or(env.id.clone(), |s| s.to_string_lossy().into());
@@ -126,6 +159,7 @@ impl Data {
             Data::Endless(_) => Err(Failure::input(format_args!(
                 "`{key}.num_examples` must say how many tasks of the unbounded split to use"
             ))),
+            Data::Fake(..) => Err(Failure::input(format_args!("`{key}.type`: made-up documents have no end"))),
         }
     }
 
@@ -134,6 +168,7 @@ impl Data {
         match self {
             Data::All(documents) => Box::new(InMemory::new(documents, data.shuffle().then(|| data.seed()), None)),
             Data::Endless(tasks) => Box::new(Generated(move |n| tasks.document(n))),
+            Data::Fake(fake, vocab_size) => Box::new(Generated(move |n| Ok(fake_document(&fake, vocab_size, n)))),
         }
     }
 }

@@ -157,6 +157,34 @@ fn configuration() {
 }
 
 #[test]
+fn measuring() {
+    refused("--bench", &["`bench`", "`prl trainer @ trainer.toml --bench`"]);
+    refused("--trainer.data.fake", &["`trainer.data`", "`prl trainer`"]);
+    refused("--matmul-precision high", &["did you mean `trainer.matmul_precision`?"]);
+    refused("--trainer.model.ac.targets norm experts", &["\"norm\", \"attn_proj\", \"mlp\"", "\"experts\""]);
+
+    let scratch = Scratch::new();
+    scratch.write("file", "mine");
+    let name = model().display().to_string();
+    for (words, naming) in [
+        ("trainer", "`prl rl @ rl.toml`"),
+        ("trainer --data.fake --model.name none", "`model.name`"),
+        ("trainer --data.fake.batch-size 0", "`data.fake.batch_size` must be at least 1"),
+        ("trainer --bench --matmul-precision low", "\"highest\", \"high\", \"medium\""),
+        ("trainer --bench.output-json .", "`bench.output_json`"),
+        ("sft --bench.output-json file/below.json", "`bench.output_json`"),
+        ("sft --data.type fake --data.length long", "\"fixed\", \"variable\""),
+        ("sft --data.type fake --data.seq-len 1 --output-dir out", "`data.seq_len`"),
+        ("sft --data.type fake --val.data.type fake", "`val.data.type`"),
+        ("doctor --gpu", "--gpu"),
+    ] {
+        let words = if words.starts_with("sft") { format!("{words} --model.name {name}") } else { words.to_string() };
+        assert_refused(&scratch.prl(&words), &[naming]);
+    }
+    assert_eq!(files(&scratch.path("")).len(), 1);
+}
+
+#[test]
 fn commands() {
     let scratch = Scratch::new();
     for (words, naming) in [("rlx", "rlx"), ("--what", "--what"), ("rl @", "`@`"), ("sft @ none.toml", "none.toml")] {

@@ -52,7 +52,7 @@ fn every_example_is_valid() {
 #[test]
 fn help_goes_to_standard_output() {
     let scratch = Scratch::new();
-    for words in ["--help", "rl --help", "sft -h", "--version"] {
+    for words in ["--help", "rl --help", "sft -h", "trainer --help", "doctor --help", "--version"] {
         let done = scratch.prl(words).ok();
         assert!(done.stderr.is_empty() && !done.stdout.is_empty(), "{done}");
     }

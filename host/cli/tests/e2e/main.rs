@@ -6,6 +6,8 @@
 
 mod bad_input;
 mod config;
+mod doctor;
+mod measure;
 mod plugin;
 mod resume;
 mod rl;

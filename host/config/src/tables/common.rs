@@ -77,6 +77,18 @@ choice! {
 }
 
 choice! {
+    /// How exactly a GPU multiplies matrices. The CPU always has f32.
+    pub enum MatmulPrecision {
+        /// f32 throughout, without TF32.
+        "highest" => Highest,
+        /// bf16 factors, f32 sums.
+        "high" => High,
+        /// Like "high".
+        "medium" => Medium,
+    }
+}
+
+choice! {
     /// How much is logged.
     pub enum LogLevel {
         /// Everything.

@@ -1,4 +1,4 @@
-//! Every key of `prl rl` and `prl sft`: type, default, limits and help, as prime-rl names them; keys of our own say so.
+//! Every key of `prl rl`, `prl sft` and `prl trainer`: type, default, limits and help, as prime-rl names them; keys of our own say so.
 //!
 //! Owns the configuration structs. Must not know files, flags or how values are checked.
 
@@ -9,7 +9,7 @@ mod rl;
 mod sft;
 mod trainer;
 
-pub use common::{Device, Kernels, Log, LogLevel, Tokenizer, Wandb};
+pub use common::{Device, Kernels, Log, LogLevel, MatmulPrecision, Tokenizer, Wandb};
 pub use environment::{
     ElasticPool, EnvHost, EvalEnv, EvalSampling, Isolation, Pool, SamplingExtra, StaticPool, Timeout, TrainEnv,
     TrainSampling,
@@ -19,8 +19,9 @@ pub use orchestrator::{
     RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
 };
 pub use rl::{InferenceConfig, InferenceModel, RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
-pub use sft::{EnvData, FileData, LossMask, SftConfig, SftData, SftVal};
+pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{
-    AdamW, ConstantScheduler, CosineScheduler, DebugModel, DefaultLoss, IpoLoss, LinearScheduler, Loss, Optim,
-    Scheduler, TrainerCkpt, TrainerConfig, TrainerModel,
+    AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, DebugModel, DefaultLoss,
+    FakeBatches, IpoLoss, LinearScheduler, Loss, Optim, Scheduler, TrainerCkpt, TrainerConfig, TrainerData,
+    TrainerModel, TrainerRun,
 };

@@ -135,8 +135,9 @@ section! {
         /// The inference engine.
         inference: InferenceConfig = InferenceConfig::default();
     }
-    unsupported ["env_vars", "weight_broadcast", "bench", "deployment", "slurm", "run", "rollout_transport"]
+    unsupported ["env_vars", "weight_broadcast", "deployment", "slurm", "run", "rollout_transport"]
     renamed [
+        "bench" => "`prl trainer @ trainer.toml --bench`, which measures the trainer alone",
         "clean" => "`clean_output_dir = true`",
         "resume" => "`[ckpt] resume_step = N` (-1 is the newest)",
         "monitors" => "`[wandb]`; metrics.jsonl is always written",

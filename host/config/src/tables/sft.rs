@@ -1,9 +1,9 @@
 //! The root of `prl sft`.
 
-use super::common::{Device, Kernels, Log, Tokenizer, Wandb};
+use super::common::{Device, Kernels, Log, MatmulPrecision, Tokenizer, Wandb};
 use super::orchestrator::Renderer;
-use super::trainer::{AdamW, ConstantScheduler, Optim, Scheduler, TrainerCkpt, TrainerModel};
-use crate::macros::{section, union};
+use super::trainer::{AdamW, Bench, ConstantScheduler, Optim, Scheduler, TrainerCkpt, TrainerModel};
+use crate::macros::{choice, section, union};
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 
@@ -38,10 +38,27 @@ macro_rules! data_section {
                 batch_size: usize = 128 => [Min(1.0), Max(1_000_000.0)];
                 /// Packed rows computed at a time; divides `batch_size`.
                 micro_batch_size: usize = 1 => [Min(1.0)];
+                /// Seed of all that is random.
+                seed: u64 = 0;
+            }
+            unsupported [$($unsupported),*]
+        }
+    };
+}
+
+/// The keys that sections of conversations share on top, after those of their own.
+macro_rules! conversations_section {
+    (
+        $(#[doc = $doc:literal])+
+        $name:ident { $($own:tt)* }
+        unsupported [$($unsupported:literal),*]
+    ) => {
+        data_section! {
+            $(#[doc = $doc])+
+            $name {
+                $($own)*
                 /// Shuffle every epoch.
                 shuffle: bool = true;
-                /// Seed of the shuffle.
-                seed: u64 = 0;
                 /// Whose tokens are trained.
                 loss_mask: LossMask = LossMask::default();
             }
@@ -50,7 +67,7 @@ macro_rules! data_section {
     };
 }
 
-data_section! {
+conversations_section! {
     /// Conversations from files.
     FileData {
         /// A .jsonl file or a folder of them, relative to this file.
@@ -59,7 +76,7 @@ data_section! {
     unsupported ["subsets", "splits", "probabilities", "stopping_strategy", "pack_function"]
 }
 
-data_section! {
+conversations_section! {
     /// Conversations made from the tasks of an environment (not in prime-rl).
     EnvData {
         /// Path of the environment (relative to this file), or a name that is looked up.
@@ -76,6 +93,37 @@ data_section! {
     unsupported []
 }
 
+choice! {
+    /// Lengths of made-up documents.
+    pub enum FakeLength {
+        /// A whole row each.
+        "fixed" => Fixed,
+        /// From 2 tokens to a whole row.
+        "variable" => Variable,
+    }
+}
+
+choice! {
+    /// Tokens of made-up documents.
+    pub enum FakeIds {
+        /// The document's number, throughout.
+        "increasing" => Increasing,
+        /// Any of the vocabulary.
+        "random" => Random,
+    }
+}
+
+data_section! {
+    /// Made-up documents without end, to measure with.
+    FakeData {
+        /// How long the documents are.
+        length: FakeLength = FakeLength::Fixed;
+        /// What they hold.
+        input_ids: FakeIds = FakeIds::Increasing;
+    }
+    unsupported []
+}
+
 union! {
     /// What to train on.
     pub enum SftData {
@@ -83,9 +131,10 @@ union! {
         "sft" => Files(FileData),
         /// An environment's tasks.
         "env" => Env(EnvData),
+        /// Nothing real.
+        "fake" => Fake(FakeData),
     }
     default "sft"
-    unsupported ["fake"]
 }
 
 macro_rules! data_field {
@@ -95,8 +144,9 @@ macro_rules! data_field {
                 $(#[doc = $doc])+
                 pub fn $name(&self) -> $ty {
                     match self {
-                        SftData::Files(data) => data.$name.clone(),
-                        SftData::Env(data) => data.$name.clone(),
+                        SftData::Files(data) => data.$name,
+                        SftData::Env(data) => data.$name,
+                        SftData::Fake(data) => data.$name,
                     }
                 }
             )+
@@ -111,12 +161,28 @@ data_field! {
     batch_size: usize,
     /// Packed rows computed at a time.
     micro_batch_size: usize,
-    /// Whether every epoch is shuffled.
-    shuffle: bool,
-    /// Seed of the shuffle.
+    /// Seed of all that is random.
     seed: u64,
-    /// Whose tokens are trained.
-    loss_mask: LossMask,
+}
+
+impl SftData {
+    /// Whether every epoch is shuffled.
+    pub fn shuffle(&self) -> bool {
+        match self {
+            SftData::Files(data) => data.shuffle,
+            SftData::Env(data) => data.shuffle,
+            SftData::Fake(_) => false,
+        }
+    }
+
+    /// Whose tokens are trained; made-up documents have no roles.
+    pub fn loss_mask(&self) -> Option<&LossMask> {
+        match self {
+            SftData::Files(data) => Some(&data.loss_mask),
+            SftData::Env(data) => Some(&data.loss_mask),
+            SftData::Fake(_) => None,
+        }
+    }
 }
 
 impl Default for SftData {
@@ -148,6 +214,10 @@ section! {
         dry_run: bool = false => [Action];
         /// Steps of training; none means no end.
         max_steps: Option<u64> = None => [Min(1.0)];
+        /// Measure instead of training.
+        bench: Option<Bench> = None => [Action];
+        /// How exactly a GPU multiplies matrices: "highest" is f32, "high" and "medium" are bf16; the CPU has f32.
+        matmul_precision: MatmulPrecision = MatmulPrecision::High;
         /// Everything random follows from it, the shuffle of the data apart (not in prime-rl).
         seed: u64 = 0;
         /// Where the model computes (not in prime-rl).
@@ -176,7 +246,7 @@ section! {
         wandb: Option<Wandb> = None;
     }
     unsupported [
-        "env_vars", "matmul_precision", "memory_profiler_path", "bench", "gc", "trace_path", "dist_timeout_seconds",
+        "env_vars", "memory_profiler_path", "gc", "trace_path", "dist_timeout_seconds",
         "heartbeat", "deployment", "slurm", "loss", "eval", "inference", "run",
     ]
     renamed [

@@ -1,7 +1,7 @@
-//! `[trainer]`, most of which `prl sft` shares.
+//! `[trainer]`, most of which `prl sft` shares, and the root of `prl trainer`.
 
-use super::common::{Log, Tokenizer, Wandb};
-use crate::macros::{section, union};
+use super::common::{Device, Kernels, Log, MatmulPrecision, Tokenizer, Wandb};
+use crate::macros::{choice, section, union};
 use std::path::PathBuf;
 
 /// The model prime-rl uses where none is named.
@@ -16,6 +16,40 @@ section! {
     unsupported ["num_layers", "force_balanced_routing"]
 }
 
+choice! {
+    /// How much of a layer is recomputed.
+    pub enum AcMode {
+        /// All of it, from its input.
+        "full" => Full,
+        /// What `targets` names.
+        "selective" => Selective,
+    }
+}
+
+choice! {
+    /// A part of a layer whose outputs are cheap to recompute for what they weigh.
+    pub enum AcTarget {
+        /// The norms.
+        "norm" => Norm,
+        /// The projections into and out of attention.
+        "attn_proj" => AttnProj,
+        /// The feed-forward block.
+        "mlp" => Mlp,
+    }
+}
+
+section! {
+    /// Recomputation of activations in the backward pass: less memory for more time.
+    pub struct ActivationCheckpoint {
+        /// Recompute whole layers, or only parts of them.
+        mode: AcMode = AcMode::Full;
+        /// One layer in so many recomputes; the others keep their activations.
+        freq: usize = 1 => [Min(1.0)];
+        /// What `selective` recomputes.
+        targets: Vec<AcTarget> = vec![AcTarget::Norm];
+    }
+}
+
 section! {
     /// The trained model.
     pub struct TrainerModel {
@@ -25,11 +59,13 @@ section! {
         seq_len: usize = 2048 => [Min(1.0)];
         /// Tokens that the LM head handles at a time.
         fused_lm_head_token_chunk_size: usize = 1024 => [Min(1.0)];
+        /// Recomputation of activations on the GPU; none without this section.
+        ac: Option<ActivationCheckpoint> = None;
         /// For tests and debugging.
         debug: DebugModel = DebugModel::default();
     }
     unsupported [
-        "trust_remote_code", "vlm", "conversion_dir", "attn", "compile", "ac", "ac_offloading", "fsdp_cpu_offload",
+        "trust_remote_code", "vlm", "conversion_dir", "attn", "compile", "ac_offloading", "fsdp_cpu_offload",
         "optim_cpu_offload", "reshard_after_forward", "dp_replicate", "ep", "ep_comm_backend", "deepep_num_sms",
         "deepep_token_chunk_size", "cp", "cp_style", "impl", "optimization_dtype", "reduce_dtype", "moe_router_dtype",
         "moe_use_grouped_mm", "quantization", "index_cache", "freeze_moe_router", "lora", "full_offload",
@@ -163,33 +199,114 @@ section! {
     ]
 }
 
-section! {
+/// The keys of `[trainer]` in `prl rl` and of the root of `prl trainer`, after those of their own.
+macro_rules! trainer_section {
+    (
+        $(#[doc = $doc:literal])+
+        $name:ident { $($own:tt)* }
+        renamed [$($old:literal => $new:literal),*]
+    ) => {
+        section! {
+            $(#[doc = $doc])+
+            pub struct $name {
+                $($own)*
+                /// The trained model.
+                model: TrainerModel = TrainerModel::default();
+                /// Its tokenizer.
+                tokenizer: Tokenizer = Tokenizer::default();
+                /// The loss of the `rl` component.
+                loss: Loss = Loss::Default(DefaultLoss::default());
+                /// The optimiser.
+                optim: Optim = Optim::AdamW(AdamW::default());
+                /// The learning rate over the run.
+                scheduler: Scheduler = Scheduler::Constant(ConstantScheduler::default());
+                /// Checkpoints; none without this section.
+                ckpt: Option<TrainerCkpt> = None;
+                /// Weights & Biases; not recorded without this section.
+                wandb: Option<Wandb> = None;
+                /// Logging.
+                log: Log = Log::default();
+                /// Folder of the run.
+                output_dir: PathBuf = PathBuf::from("outputs");
+                /// Steps of training; none means no end.
+                max_steps: Option<u64> = None => [Min(1.0)];
+                /// How exactly a GPU multiplies matrices: "highest" is f32, "high" and "medium" are bf16; the CPU has f32.
+                matmul_precision: MatmulPrecision = MatmulPrecision::High;
+            }
+            unsupported [
+                "weight_broadcast", "rollout_transport", "enable_router_replay", "memory_profiler_path", "gc",
+                "trace_path", "dist_timeout_seconds", "heartbeat", "metrics_server", "max_concurrent_runs",
+                "enable_token_export", "env_vars",
+            ]
+            renamed [$($old => $new),*]
+        }
+    };
+}
+
+trainer_section! {
     /// Training: model, loss, optimiser.
-    pub struct TrainerConfig {
-        /// The trained model.
-        model: TrainerModel = TrainerModel::default();
-        /// Its tokenizer.
-        tokenizer: Tokenizer = Tokenizer::default();
-        /// The loss of the `rl` component.
-        loss: Loss = Loss::Default(DefaultLoss::default());
-        /// The optimiser.
-        optim: Optim = Optim::AdamW(AdamW::default());
-        /// The learning rate over the run.
-        scheduler: Scheduler = Scheduler::Constant(ConstantScheduler::default());
-        /// Checkpoints; none without this section.
-        ckpt: Option<TrainerCkpt> = None;
-        /// Weights & Biases; not recorded without this section.
-        wandb: Option<Wandb> = None;
-        /// Logging.
-        log: Log = Log::default();
-        /// Folder of the run.
-        output_dir: PathBuf = PathBuf::from("outputs");
-        /// Steps of training; none means no end.
-        max_steps: Option<u64> = None => [Min(1.0)];
-    }
-    unsupported [
-        "data", "weight_broadcast", "rollout_transport", "matmul_precision", "enable_router_replay",
-        "memory_profiler_path", "bench", "gc", "trace_path", "dist_timeout_seconds", "heartbeat", "metrics_server",
-        "max_concurrent_runs", "enable_token_export", "env_vars",
+    TrainerConfig {}
+    renamed [
+        "bench" => "`prl trainer @ trainer.toml --bench`, which measures the trainer alone",
+        "data" => "`[data.fake]` for `prl trainer`; `prl rl` trains on rollouts"
     ]
+}
+
+section! {
+    /// Made-up batches, to measure with.
+    pub struct FakeBatches {
+        /// Packed rows per step, each of `model.seq_len` tokens.
+        batch_size: usize = 2 => [Min(1.0), Max(1_000_000.0)];
+        /// Fill a row with documents of random lengths instead of one.
+        generate_samples: bool = false;
+    }
+}
+
+section! {
+    /// Where batches come from.
+    pub struct TrainerData {
+        /// Made-up batches; without this section there are none yet.
+        fake: Option<FakeBatches> = None;
+    }
+}
+
+section! {
+    /// Measuring instead of training: 4 steps, of which the first warms up, at a constant rate and without checkpoints, on
+    /// made-up data unless data is configured. No folder is written.
+    pub struct Bench {
+        /// File for the result.
+        output_json: Option<PathBuf> = None;
+    }
+}
+
+trainer_section! {
+    /// The trainer of reinforcement learning alone.
+    TrainerRun {
+        /// Empty the folder of the run first.
+        clean_output_dir: bool = false => [Action];
+        /// Check keys and values, write the effective configuration, and stop (not in prime-rl).
+        dry_run: bool = false => [Action];
+        /// Everything random follows from it (not in prime-rl).
+        seed: u64 = 0;
+        /// Where the model computes (not in prime-rl).
+        device: Device = Device::Auto;
+        /// Which implementation of the model computes (not in prime-rl).
+        kernels: Kernels = Kernels::Fast;
+        /// Where batches come from.
+        data: TrainerData = TrainerData::default();
+        /// Measure instead of training.
+        bench: Option<Bench> = None => [Action];
+    }
+    renamed [
+        "clean" => "`clean_output_dir = true`",
+        "resume" => "`[ckpt] resume_step = N` (-1 is the newest)",
+        "monitors" => "`[wandb]`; metrics.jsonl is always written"
+    ]
+}
+
+impl TrainerRun {
+    /// What follows from other values where nothing was said.
+    pub(crate) fn derive(&mut self) {
+        self.tokenizer.name.get_or_insert_with(|| self.model.name.clone());
+    }
 }

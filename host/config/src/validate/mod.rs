@@ -4,12 +4,24 @@
 
 mod rl;
 mod sft;
+mod trainer;
 
 pub(crate) use rl::rl;
 pub(crate) use sft::sft;
+pub(crate) use trainer::trainer;
 
 use crate::loaded::Validator;
-use crate::tables::Scheduler;
+use crate::tables::{AcMode, Scheduler, TrainerModel};
+
+/// Selective recomputation must recompute something. `prefix` is `trainer.` or empty.
+fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
+    let Some(ac) = &model.ac else { return };
+    if ac.mode == AcMode::Selective && ac.targets.is_empty() {
+        let (key, mode) = (format!("{prefix}model.ac.targets"), format!("{prefix}model.ac.mode"));
+        let message = format!("`{key}` is empty, so `{mode} = \"selective\"` would recompute nothing: name a target");
+        v.fail(&[&key, &mode], message);
+    }
+}
 
 /// A schedule must fit into the run. `prefix` is `trainer.` or empty.
 fn scheduler(scheduler: &Scheduler, max_steps: Option<u64>, prefix: &str, v: &mut Validator<'_>) {

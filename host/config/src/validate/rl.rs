@@ -1,6 +1,6 @@
 //! Rules of `prl rl`.
 
-use super::{clean_or_resume, scheduler};
+use super::{clean_or_resume, model, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
 use crate::tables::{Filter, OrchestratorConfig, RlConfig};
@@ -21,6 +21,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     environments(orchestrator, v);
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
+    model(&config.trainer.model, "trainer.", v);
     scheduler(&config.trainer.scheduler, config.trainer.max_steps, "trainer.", v);
     let resume = config.trainer.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "trainer.ckpt.resume_step", v);

@@ -1,6 +1,6 @@
 //! Rules of `prl sft`.
 
-use super::{clean_or_resume, scheduler};
+use super::{clean_or_resume, model, scheduler};
 use crate::loaded::Validator;
 use crate::tables::{SftConfig, SftData};
 
@@ -9,7 +9,13 @@ pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
     data("data", &config.data, v);
     if let Some(val) = &config.val {
         data("val.data", &val.data, v);
+        if matches!(val.data, SftData::Fake(_)) {
+            let message =
+                "`val.data.type` must not be \"fake\": made-up documents have no end, and validation needs one";
+            v.fail(&["val.data.type"], message);
+        }
     }
+    model(&config.model, "", v);
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "ckpt.resume_step", v);
@@ -26,7 +32,7 @@ fn data(section: &str, data: &SftData, v: &mut Validator<'_>) {
         let (a, b) = (format!("{section}.batch_size"), format!("{section}.micro_batch_size"));
         v.fail(&[&a, &b], format!("`{a}` ({batch}) must be a multiple of `{b}` ({micro})"));
     }
-    let mask = data.loss_mask();
+    let Some(mask) = data.loss_mask() else { return };
     if !(mask.system || mask.user || mask.assistant || mask.tool) {
         let key = format!("{section}.loss_mask");
         v.fail(

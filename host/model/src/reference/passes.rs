@@ -99,6 +99,21 @@ impl Passes for ReferencePasses {
         self.sums = Sums::default();
     }
 
+    fn gradients(&self, decoder: &Decoder) -> Result<Vec<Vec<f32>>, ModelError> {
+        let (mut vectors, mut matrices) = (self.sums.vectors.iter(), self.sums.matrices.iter());
+        let of = |parameter: ParamRef<'_>| match parameter {
+            ParamRef::Vector(p) => match vectors.next().and_then(Option::as_ref) {
+                Some(sum) => sum.try_to_vec_as::<f32>().map_err(ModelError::execution),
+                None => Ok(vec![0.0; p.val().shape().num_elements()]),
+            },
+            ParamRef::Matrix(p) => match matrices.next().and_then(Option::as_ref) {
+                Some(sum) => sum.try_to_vec_as::<f32>().map_err(ModelError::execution),
+                None => Ok(vec![0.0; p.val().shape().num_elements()]),
+            },
+        };
+        decoder.parameters().into_iter().map(of).collect()
+    }
+
     fn take(&mut self, decoder: &Decoder) -> GradientsParams {
         self.tape = None;
         let sums = std::mem::take(&mut self.sums);

@@ -1,0 +1,55 @@
+//! The report as text. Owns its wording and layout.
+
+use super::Report;
+use std::fmt::Write;
+
+/// The whole report. `cuda` says that a GPU is asked for.
+pub fn render(report: &Report, cuda: bool) -> String {
+    let mut text = format!("prl {}\n", report.version);
+    let mut line = |line: std::fmt::Arguments<'_>| {
+        let _ = writeln!(text, "{line}");
+    };
+    let gib = |gib: Option<f64>| gib.map_or_else(|| "unknown".to_string(), |gib| format!("{gib:.1} GiB"));
+    let cpu = &report.cpu;
+    line(format_args!("\nCPU"));
+    line(format_args!("  {} cores, {} instructions", cpu.cores, cpu.instructions));
+    line(format_args!("  memory {}, of which available {}", gib(cpu.memory_gib), gib(cpu.available_gib)));
+    line(format_args!("\nCaches"));
+    for cache in &report.caches {
+        match &cache.dir {
+            Some(dir) => {
+                let note = if cache.exists { "" } else { " (not there yet)" };
+                line(format_args!("  {:12} {}{note}", cache.of, dir.display()));
+            }
+            None => line(format_args!("  {:12} none: set HOME or XDG_CACHE_HOME", cache.of)),
+        }
+    }
+    line(format_args!("\nAlgorithms"));
+    for algorithm in &report.algorithms {
+        line(format_args!("  {} {}  {}", algorithm.name, algorithm.version, algorithm.file.display()));
+    }
+    if report.algorithms.is_empty() {
+        line(format_args!("  none found: put libgrpo.so beside the binary, or its folder into PRL_PLUGIN_PATH"));
+    }
+    line(format_args!("\nCUDA"));
+    for part in &report.cuda.parts {
+        let mark = if part.found { "ok" } else { "missing" };
+        line(format_args!("  {mark:8} {:17} {}", part.name, part.detail));
+        if let Some(remedy) = &part.remedy {
+            line(format_args!("  {:8} {:17} -> {remedy}", "", ""));
+        }
+    }
+    for gpu in &report.cuda.gpus {
+        let (name, memory, (major, minor)) = (&gpu.name, gpu.memory_gib, gpu.capability);
+        line(format_args!("  cuda:{}   {name}, {memory:.1} GiB, compute capability {major}.{minor}", gpu.index));
+    }
+    line(format_args!(""));
+    let missing: Vec<&str> = report.cuda.parts.iter().filter(|p| !p.found).map(|p| p.name).collect();
+    match (report.cpu_ready, report.cuda_ready) {
+        (false, _) => line(format_args!("`prl rl` cannot run: there is no algorithm.")),
+        (true, true) => line(format_args!("Ready: CPU and GPU.")),
+        (true, false) if cuda => line(format_args!("Not ready for a GPU; missing: {}.", missing.join(", "))),
+        (true, false) => line(format_args!("Ready: CPU. For a GPU there is missing: {}.", missing.join(", "))),
+    }
+    text
+}

@@ -1,0 +1,117 @@
+//! A GPU to train and sample on with our own kernels. Owns opening it and its options; must not know losses or requests.
+
+use crate::policy::GpuPasses;
+use crate::{Decoder, ModelError};
+use std::path::Path;
+
+#[cfg(feature = "cuda")]
+mod passes;
+
+/// What activations and products are computed in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// bf16 activations and products with f32 sums; master weights, gradients and moments in f32.
+    #[default]
+    Bf16,
+    /// f32 throughout, without TF32: slow, to check exactness.
+    F32,
+}
+
+/// Which activations the backward pass computes again instead of keeping them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recompute {
+    /// Every so many layers one keeps less; 0 is none.
+    pub every: usize,
+    /// Such a layer keeps nothing but its input. Otherwise the two below say what it leaves out.
+    pub all: bool,
+    /// Queries, keys and values before attention, and the residual stream behind it.
+    pub attention_projections: bool,
+    /// Gate and up.
+    pub feed_forward: bool,
+}
+
+impl Recompute {
+    /// Everything is kept.
+    pub const NOTHING: Recompute =
+        Recompute { every: 0, all: false, attention_projections: false, feed_forward: false };
+}
+
+/// How a model is trained on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// What products are computed in.
+    pub arithmetic: Arithmetic,
+    /// What is computed twice to save memory.
+    pub recompute: Recompute,
+    /// How many rows of logits exist at a time.
+    pub head_chunk: usize,
+}
+
+/// An opened GPU with a stream to train and one to sample on.
+#[derive(Clone)]
+pub struct Gpu {
+    #[cfg(feature = "cuda")]
+    opened: passes::Opened,
+    index: usize,
+}
+
+impl Gpu {
+    /// Opens a GPU by its index. `cache` is a folder for compiled kernels; without it they are compiled at each start.
+    ///
+    /// # Errors
+    /// A build without CUDA, a missing library, no such GPU.
+    #[cfg(feature = "cuda")]
+    pub fn open(index: usize, cache: Option<&Path>) -> Result<Gpu, ModelError> {
+        Ok(Gpu { opened: passes::Opened::new(index, cache)?, index })
+    }
+
+    /// Opens a GPU by its index: not in this build.
+    ///
+    /// # Errors
+    /// Always.
+    #[cfg(not(feature = "cuda"))]
+    pub fn open(index: usize, _cache: Option<&Path>) -> Result<Gpu, ModelError> {
+        Err(ModelError::Device {
+            device: format!("cuda:{index}"),
+            reason: "this binary was built without CUDA; build it with `--features cuda`, or use the device `cpu`"
+                .into(),
+        })
+    }
+
+    /// Its number among the machine's.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its name, such as `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn name(&self) -> Result<String, ModelError> {
+        #[cfg(feature = "cuda")]
+        return self.opened.name();
+        #[cfg(not(feature = "cuda"))]
+        Err(ModelError::Input("no GPU is open".into()))
+    }
+
+    /// Its memory in bytes.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub fn memory_bytes(&self) -> Result<u64, ModelError> {
+        #[cfg(feature = "cuda")]
+        return self.opened.memory_bytes();
+        #[cfg(not(feature = "cuda"))]
+        Err(ModelError::Input("no GPU is open".into()))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn learner(&self, decoder: Decoder, options: &GpuOptions) -> Result<Box<dyn GpuPasses>, ModelError> {
+        self.opened.learner(decoder, options)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn learner(&self, _decoder: Decoder, _options: &GpuOptions) -> Result<Box<dyn GpuPasses>, ModelError> {
+        Err(ModelError::Input("no GPU is open".into()))
+    }
+}
