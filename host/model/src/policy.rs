@@ -275,6 +275,7 @@ pub(crate) trait GpuPasses: FusedAdamW {
     fn gradients(&self) -> Result<Vec<Vec<f32>>, ModelError>;
     fn decoder(&self) -> Result<Decoder, ModelError>;
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError>;
+    fn wait(&self) -> Result<(), ModelError>;
     fn peak_bytes(&self) -> Option<u64>;
     fn as_fused(&mut self) -> &mut dyn FusedAdamW;
 }
@@ -514,7 +515,18 @@ impl Learner {
         }
     }
 
-    /// The most memory that was in use on the GPU so far, bytes; none on the CPU.
+    /// Waits until the device has done all that was asked of it, so that a clock may be read.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait(&self) -> Result<(), ModelError> {
+        match &self.side {
+            Side::Host(_) => Ok(()),
+            Side::Gpu(gpu) => gpu.wait(),
+        }
+    }
+
+    /// The most memory of the GPU that the process held so far, bytes; none on the CPU.
     pub fn device_peak_bytes(&self) -> Option<u64> {
         match &self.side {
             Side::Host(_) => None,

@@ -89,6 +89,7 @@ impl SftTrainer {
                 }
             }
         }
+        self.learner.wait()?;
         let forward_backward = started.elapsed().as_secs_f64() - loaded;
 
         let step = self.progress.step + 1;

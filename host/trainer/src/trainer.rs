@@ -110,6 +110,7 @@ impl Trainer {
             }
         }
         let seen: Vec<Seen> = seen.into_iter().flatten().collect();
+        self.learner.wait()?;
         let forward_backward = started.elapsed().as_secs_f64();
 
         let lr = self.schedule.lr(step);

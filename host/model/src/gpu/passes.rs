@@ -9,7 +9,7 @@ use prl_kernels::Rope;
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, self_test,
 };
-use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, bf16};
+use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, UsedBytes, bf16};
 use prl_types::TokenId;
 use std::path::Path;
 use std::sync::Arc;
@@ -207,8 +207,20 @@ impl<T: Stored> GpuPasses for Trained<T> {
         Ok(Arc::new(Sampled { config: self.config.clone(), sampling }))
     }
 
+    fn wait(&self) -> Result<(), ModelError> {
+        self.training.context().synchronize().map_err(failed)
+    }
+
+    /// Buffers come from the driver's pool, which knows its own peak; what the process holds besides (kernels, the
+    /// library's workspace) stays the same.
     fn peak_bytes(&self) -> Option<u64> {
-        self.training.context().pool_bytes().ok().map(|pool| pool.reserved_high)
+        let context = self.training.context();
+        let pool = context.pool_bytes().ok()?;
+        let beside = match context.used_bytes() {
+            Some(UsedBytes::Process(bytes)) => bytes.saturating_sub(pool.reserved),
+            Some(UsedBytes::Device(_)) | None => 0,
+        };
+        Some(pool.reserved_high + beside)
     }
 
     fn as_fused(&mut self) -> &mut dyn FusedAdamW {
