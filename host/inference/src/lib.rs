@@ -2,7 +2,7 @@
 //!
 //! Owns how requests share steps of the model and how tokens are drawn. Must not know environments, rewards, training,
 //! or where weights come from. A request's tokens depend on its prompt, its sampling parameters, its seed and the
-//! weights, never on its neighbours or on timing.
+//! weights; on the CPU never on its neighbours or on timing.
 
 mod clock;
 mod engine;

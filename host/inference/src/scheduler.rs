@@ -228,10 +228,13 @@ impl<F: Forward> Scheduler<F> {
         }
         let answers = self.forward.extend(&mut work)?;
         let vocab = self.forward.vocab_size();
-        let wanted = work.iter().filter(|w| w.want != Want::Nothing).count();
-        let whole = answers.iter().all(|a| !matches!(a, Answer::Logits(row) if row.len() != vocab));
-        if answers.len() != wanted || !whole {
-            return Err(format!("the model gave {} answers for {wanted} rows of {vocab} logits", answers.len()));
+        let wanted = work.iter().filter(|w| w.want != Want::Nothing);
+        let fits = |(work, answer): (&Work<'_, F::Cache>, &Answer)| match answer {
+            Answer::Logits(row) => row.len() == vocab,
+            Answer::Token(..) => matches!(work.want, Want::Token(_)),
+        };
+        if answers.len() != wanted.clone().count() || !wanted.zip(&answers).all(fits) {
+            return Err(format!("the model gave {} answers that are not what was asked for", answers.len()));
         }
         self.counts.steps += 1;
         self.counts.prefill_tokens += (self.config.prefill_tokens - budget) as u64;

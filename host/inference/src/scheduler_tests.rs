@@ -289,6 +289,53 @@ fn a_model_that_draws_itself_gives_the_same_tokens() {
     }
 }
 
+/// Answers every row with the same token.
+#[derive(Clone)]
+struct Stubborn(f32);
+
+impl Forward for Stubborn {
+    type Cache = ();
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn new_cache(&self) {}
+
+    fn extend(&self, batch: &mut [Work<'_, ()>]) -> Result<Vec<prl_model::Answer>, String> {
+        let answer = |w: &&mut Work<'_, ()>| match w.want {
+            Want::Nothing => None,
+            Want::Logits if self.0 == 0.0 => Some(prl_model::Answer::Token(1, -1.0)),
+            Want::Logits => Some(prl_model::Answer::Logits(vec![0.0; VOCAB])),
+            Want::Token(_) => Some(prl_model::Answer::Token(1, self.0)),
+        };
+        Ok(batch.iter_mut().filter_map(|w| answer(&w)).collect())
+    }
+
+    fn logprob(&self, _logits: &[f32], _token: TokenId, _temperature: f32) -> f32 {
+        -1.0
+    }
+}
+
+#[test]
+fn a_drawn_token_without_a_probability_ends_its_request_and_one_nobody_asked_for_ends_the_engine() {
+    let run = |forward: Stubborn| {
+        let mut scheduler = Scheduler::new(forward, PolicyVersion(0), EngineConfig::new(4, 64), Arc::default());
+        let (reply, answer) = oneshot::channel();
+        scheduler.submit(Job { request: request(&[1, 2], 3, 5), reply });
+        let mut ended = Ok(());
+        while ended.is_ok() && !scheduler.is_idle() {
+            ended = scheduler.step();
+        }
+        (ended, answer)
+    };
+    let (ended, mut answer) = run(Stubborn(f32::NAN));
+    assert!(ended.is_ok());
+    assert!(matches!(answer.try_recv().unwrap(), Err(InferenceError::NonFiniteLogits { token: 1, .. })));
+    let (ended, _) = run(Stubborn(0.0));
+    assert!(ended.unwrap_err().contains("not what was asked for"));
+}
+
 #[derive(Clone, Debug)]
 struct Plan {
     prompt: Vec<TokenId>,

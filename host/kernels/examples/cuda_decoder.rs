@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prl_kernels::cuda::decoder::{
-    Answer, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, self_test,
+    Answer, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
+    self_test,
 };
 use prl_kernels::cuda::{AdamStep, Context, CudaError, bf16};
 use prl_kernels::{Dims, Grads, Rope};
@@ -58,6 +59,7 @@ fn random_weights(dims: &Dims) -> Grads {
 
 fn test(c: &Arc<Context>) -> Result<bool, CudaError> {
     let base = dims(true);
+    let other = Arc::new(Context::new(0, None)?);
     let mut right = true;
     for (name, d) in [
         ("qwen3 16/8 x 128", base.clone()),
@@ -71,13 +73,14 @@ fn test(c: &Arc<Context>) -> Result<bool, CudaError> {
         ("llama 2/1 x 80", Dims { heads: 2, kv_heads: 1, head_dim: 80, qk_norm: false, ..base }),
     ] {
         for exact in [false, true] {
-            let r = if exact { self_test::<f32>(c, &d, 7)? } else { self_test::<bf16>(c, &d, 7)? };
+            let r = if exact { self_test::<f32>(c, &other, &d, 7)? } else { self_test::<bf16>(c, &other, &d, 7)? };
             println!(
-                "SELF-TEST {name:18} {}: stats {:.2e} gradients {:.2e} sampling {:.2e} (limit {:.0e}) {}",
+                "SELF-TEST {name:18} {}: stats {:.2e} gradients {:.2e} sampling {:.2e} step {:.1e} (limit {:.0e}) {}",
                 if exact { "f32 " } else { "bf16" },
                 r.stats,
                 r.gradients,
                 r.sampling,
+                r.step,
                 r.limit,
                 if r.passed() { "ok" } else { "FAILED" }
             );
@@ -94,7 +97,7 @@ fn train(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let Some((docs, len)) = pair(shape) else { return Ok(()) };
     let keep = if ac { Keep::NONE } else { Keep::ALL };
     let recompute = Recompute { every: usize::from(ac), keep };
-    let options = TrainingOptions { recompute, head_chunk: 1024 };
+    let options = TrainingOptions { recompute, head_chunk: 1024, tokens: 0 };
     let start = Instant::now();
     let mut t = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?;
     let n = docs * len;
@@ -167,9 +170,9 @@ fn train(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
 
 fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let Some((batch, len)) = pair(shape) else { return Ok(()) };
-    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024 };
+    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024, tokens: 0 };
     let made = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?.weights()?;
-    let sampling = Sampling::new(c.clone(), made)?;
+    let sampling = Sampling::new(c.clone(), made, Workspace::default())?;
     let mut caches: Vec<_> = (0..batch).map(|_| sampling.new_cache()).collect();
     let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
     let start = Instant::now();

@@ -34,8 +34,8 @@ fn learner(model: &str, on: &str, recompute: bool) -> Fallible<Learner> {
     let decoder = Decoder::load_hf(Path::new(model), &Device::Cpu.open()?)?;
     let recompute = Recompute { every: usize::from(recompute), all: true, ..Recompute::NOTHING };
     let on_gpu = |arithmetic| {
-        let options = GpuOptions { arithmetic, recompute, head_chunk: 1024 };
-        Learner::on_gpu(decoder.clone(), &Gpu::open(0, None)?, &options)
+        let options = GpuOptions { arithmetic, recompute, head_chunk: 1024, tokens: 0 };
+        Learner::on_gpu(decoder.clone(), &Gpu::open(0, None, false)?, &options)
     };
     Ok(match on {
         "cpu" => Learner::new(decoder, Kernels::Fast, 256)?,

@@ -65,6 +65,9 @@ pub enum ModelError {
         /// What is wrong and what to do about it.
         reason: String,
     },
+    /// What is to be computed at a time does not fit the device's memory.
+    #[error("{0}")]
+    Memory(String),
     /// Token ids, lengths or temperatures that no model could take.
     #[error("invalid model input: {0}")]
     Input(String),

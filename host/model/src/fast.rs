@@ -1,7 +1,8 @@
 //! The kernels of prl-kernels over the module's own buffers. Owns the borrowing: parameters are read where burn keeps
 //! them and gradients move into burn without a copy; must not compute anything itself.
 
-use crate::policy::{CacheKind, Passes, Rows, answers, check_ids, inverse};
+use crate::learner::{Passes, Rows, inverse};
+use crate::sample::{CacheKind, answers, check_ids};
 use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot, Want};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
@@ -136,7 +137,7 @@ impl Snapshot for FastSnapshot {
         let mut items = Vec::with_capacity(batch.len());
         for item in batch {
             let CacheKind::Fast(Kv { cache, shape }) = &mut item.cache.0 else {
-                return Err(ModelError::Input("a cache of the reference kernels given to the fast ones".into()));
+                return Err(ModelError::Input("a cache of another implementation".into()));
             };
             if *shape != cache_shape(&self.weights.dims) {
                 return Err(ModelError::Input("a cache of another model".into()));

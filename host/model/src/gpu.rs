@@ -1,6 +1,6 @@
 //! A GPU to train and sample on with our own kernels. Owns opening it and its options; must not know losses or requests.
 
-use crate::policy::GpuPasses;
+use crate::learner::GpuPasses;
 use crate::{Decoder, ModelError};
 use std::path::Path;
 
@@ -45,6 +45,8 @@ pub struct GpuOptions {
     pub recompute: Recompute,
     /// How many rows of logits exist at a time.
     pub head_chunk: usize,
+    /// Tokens of a pass that memory is planned for at the start; larger ones are planned when they come.
+    pub tokens: usize,
 }
 
 /// An opened GPU with a stream to train and one to sample on.
@@ -52,17 +54,17 @@ pub struct GpuOptions {
 pub struct Gpu {
     #[cfg(feature = "cuda")]
     opened: passes::Opened,
-    index: usize,
 }
 
 impl Gpu {
     /// Opens a GPU by its index. `cache` is a folder for compiled kernels; without it they are compiled at each start.
+    /// `deterministic` asks for kernels that give the same bits for the same inputs, at some cost.
     ///
     /// # Errors
     /// A build without CUDA, a missing library, no such GPU.
     #[cfg(feature = "cuda")]
-    pub fn open(index: usize, cache: Option<&Path>) -> Result<Gpu, ModelError> {
-        Ok(Gpu { opened: passes::Opened::new(index, cache)?, index })
+    pub fn open(index: usize, cache: Option<&Path>, deterministic: bool) -> Result<Gpu, ModelError> {
+        Ok(Gpu { opened: passes::Opened::new(index, cache, deterministic)? })
     }
 
     /// Opens a GPU by its index: not in this build.
@@ -70,39 +72,12 @@ impl Gpu {
     /// # Errors
     /// Always.
     #[cfg(not(feature = "cuda"))]
-    pub fn open(index: usize, _cache: Option<&Path>) -> Result<Gpu, ModelError> {
+    pub fn open(index: usize, _cache: Option<&Path>, _deterministic: bool) -> Result<Gpu, ModelError> {
         Err(ModelError::Device {
             device: format!("cuda:{index}"),
             reason: "this binary was built without CUDA; build it with `--features cuda`, or use the device `cpu`"
                 .into(),
         })
-    }
-
-    /// Its number among the machine's.
-    pub fn index(&self) -> usize {
-        self.index
-    }
-
-    /// Its name, such as `NVIDIA H200`.
-    ///
-    /// # Errors
-    /// The driver does not answer.
-    pub fn name(&self) -> Result<String, ModelError> {
-        #[cfg(feature = "cuda")]
-        return self.opened.name();
-        #[cfg(not(feature = "cuda"))]
-        Err(ModelError::Input("no GPU is open".into()))
-    }
-
-    /// Its memory in bytes.
-    ///
-    /// # Errors
-    /// The driver does not answer.
-    pub fn memory_bytes(&self) -> Result<u64, ModelError> {
-        #[cfg(feature = "cuda")]
-        return self.opened.memory_bytes();
-        #[cfg(not(feature = "cuda"))]
-        Err(ModelError::Input("no GPU is open".into()))
     }
 
     #[cfg(feature = "cuda")]

@@ -9,22 +9,23 @@ mod device;
 mod error;
 mod fast;
 mod folder;
+mod fused;
 mod gpu;
 mod hub;
+mod learner;
 pub mod names;
-mod policy;
 mod reference;
 mod rope;
+mod sample;
 
 pub use config::{CONFIG_FILE, Family, ModelConfig};
 pub use decoder::{Decoder, Layer, Matrix, ParamRef, Vector};
 pub use device::Device;
 pub use error::ModelError;
 pub use folder::{COMPANION_FILES, Precision, SaveOptions};
+pub use fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 pub use gpu::{Arithmetic, Gpu, GpuOptions, Recompute};
 pub use hub::{HubOptions, resolve};
-pub use policy::{
-    AdamWNumbers, Answer, Cache, Draw, Extend, FusedAdamW, FusedStep, HostLearner, Kernels, Learner, Moments, Packed,
-    Snapshot, Stepper, TokenStats, Want,
-};
+pub use learner::{HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};
 pub use rope::{RopeConfig, RopeScaling};
+pub use sample::{Answer, Cache, Draw, Extend, Snapshot, Want};

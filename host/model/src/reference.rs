@@ -7,7 +7,7 @@ mod passes;
 
 pub(crate) use passes::ReferencePasses;
 
-use crate::policy::{CacheKind, answers, check_ids};
+use crate::sample::{CacheKind, answers, check_ids};
 use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot, Want};
 use body::{Body, Past};
 use burn::tensor::Tensor;
@@ -53,7 +53,7 @@ impl Snapshot for ReferenceSnapshot {
         let mut pasts = Vec::new();
         for item in batch.iter() {
             let CacheKind::Reference(kv) = &item.cache.0 else {
-                return Err(ModelError::Input("a cache of the fast kernels given to the reference ones".into()));
+                return Err(ModelError::Input("a cache of another implementation".into()));
             };
             if kv.len > 0 && kv.layers.len() != layers {
                 return Err(ModelError::Input(format!("a cache of {} layers for {layers}", kv.layers.len())));

@@ -194,13 +194,13 @@ fn an_update_leaves_earlier_snapshots_alone_and_gradients_at_zero() {
         let old = logits(before.as_ref(), &ids, &[3]);
         learner.forward(&expected.batch()).unwrap();
         learner.backward(&expected.floats("weights"), None).unwrap();
-        let norm = learner.grad_norm().unwrap();
+        let norm = host(&mut learner).grad_norm().unwrap();
         host(&mut learner).scale_grads(0.5);
-        assert!((learner.grad_norm().unwrap() - norm / 2.0).abs() < 1e-4 * norm && norm > 0.0);
+        assert!((host(&mut learner).grad_norm().unwrap() - norm / 2.0).abs() < 1e-4 * norm && norm > 0.0);
         assert!(host(&mut learner).zero_grad_ratio().unwrap() < 1.0);
         let mut adam = AdamWConfig::new().init();
         host(&mut learner).update(|decoder, grads| adam.step(0.1, decoder, grads));
-        assert_eq!(learner.grad_norm().unwrap(), 0.0);
+        assert_eq!(host(&mut learner).grad_norm().unwrap(), 0.0);
         assert_eq!(logits(before.as_ref(), &ids, &[3]), old);
         let new = logits(learner.snapshot().unwrap().as_ref(), &ids, &[3]);
         assert!(max_difference(&new, &old) > 1e-3);
@@ -219,12 +219,12 @@ fn gradients_add_up_over_passes() {
             learner.forward(&expected.batch()).unwrap();
             learner.backward(&expected.floats("weights"), None).unwrap();
         }
-        let twice = learner.grad_norm().unwrap();
+        let twice = host(&mut learner).grad_norm().unwrap();
         learner.zero_grads().unwrap();
-        assert_eq!(learner.grad_norm().unwrap(), 0.0);
+        assert_eq!(host(&mut learner).grad_norm().unwrap(), 0.0);
         learner.forward(&expected.batch()).unwrap();
         learner.backward(&expected.floats("weights"), None).unwrap();
-        assert!((twice / learner.grad_norm().unwrap() - 2.0).abs() < 1e-5);
+        assert!((twice / host(&mut learner).grad_norm().unwrap() - 2.0).abs() < 1e-5);
     }
 }
 
@@ -239,7 +239,7 @@ fn misuse_is_an_error_not_a_panic() {
         let extend = |cache: &mut Cache, ids: &[u32]| {
             snapshot.extend(&mut [Extend { cache, ids, want: Want::Logits }]).unwrap_err().to_string()
         };
-        assert!(extend(&mut foreign, &[1]).contains("cache of the"));
+        assert!(extend(&mut foreign, &[1]).contains("cache of another implementation"));
         assert!(extend(&mut cache, &[]).contains("without new tokens"));
         assert!(extend(&mut cache, &[300]).contains("300 is outside the model's vocabulary of 300"));
         assert!(snapshot.extend(&mut []).unwrap().is_empty());

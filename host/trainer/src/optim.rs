@@ -9,7 +9,7 @@ use burn::optim::{AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState, DynStat
 use burn::tensor::{Device, Tensor, TensorData};
 use prl_config::Optim;
 use prl_model::names::ParameterInfo;
-use prl_model::{AdamWNumbers, Decoder, HostLearner, Learner, ModelError, Moments, ParamRef, Stepper};
+use prl_model::{AdamWNumbers, Decoder, FusedStep, HostLearner, Learner, ModelError, Moments, ParamRef, Stepper};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::{BTreeMap, HashMap};
@@ -32,14 +32,6 @@ pub(crate) struct Optimizer {
 
 const EPSILON: f64 = 1e-8;
 
-/// What became of a gradient.
-pub(crate) struct Applied {
-    pub grad_norm: f64,
-    pub zero_grad_ratio: f64,
-    /// False when the norm was not finite; then weights and moments are as before.
-    pub applied: bool,
-}
-
 /// The rule's settings in terms of the configuration, and the schedule they imply.
 pub(crate) fn build(
     optim: &Optim,
@@ -48,7 +40,8 @@ pub(crate) fn build(
 ) -> Result<(Optimizer, Schedule), TrainerError> {
     let Optim::AdamW(adamw) = optim;
     for (key, beta) in [("optim.betas1", adamw.betas1), ("optim.betas2", adamw.betas2)] {
-        if !(0.0..1.0).contains(&beta) {
+        // In f32, as it is used: 1 - 1e-9 would be 1.
+        if !(0.0..1.0).contains(&(beta as f32)) {
             return Err(TrainerError::Setting { key, reason: format!("= {beta} must be at least 0 and below 1") });
         }
     }
@@ -70,26 +63,32 @@ pub(crate) fn build(
 }
 
 impl Optimizer {
-    /// Clips the learner's gradients to the largest norm and applies them. The gradients are 0 afterwards.
-    pub fn apply(&mut self, learner: &mut Learner, lr: f64) -> Result<Applied, TrainerError> {
+    /// Clips the learner's gradients to the largest norm and applies them. The gradients are 0 afterwards, whatever
+    /// happens.
+    pub fn apply(&mut self, learner: &mut Learner, lr: f64) -> Result<FusedStep, TrainerError> {
+        let step = self.step(learner.stepper(), lr);
+        if step.is_err() {
+            // Should this fail too, the first error is the one to tell.
+            let _ = learner.zero_grads();
+        }
+        step
+    }
+
+    fn step(&mut self, stepper: Stepper<'_>, lr: f64) -> Result<FusedStep, TrainerError> {
         self.numbers.lr = lr;
-        match learner.stepper() {
-            Stepper::Host(host) => self.apply_here(host),
-            Stepper::Fused(fused) => {
-                let step = fused.step(&self.numbers)?;
-                let zero_grad_ratio = if step.applied { step.zero_grad_ratio } else { 0.0 };
-                Ok(Applied { grad_norm: step.grad_norm, zero_grad_ratio, applied: step.applied })
-            }
+        match stepper {
+            Stepper::Host(host) => self.step_here(host),
+            Stepper::Fused(fused) => Ok(fused.step(&self.numbers)?),
         }
     }
 
-    fn apply_here(&mut self, host: &mut HostLearner) -> Result<Applied, TrainerError> {
+    fn step_here(&mut self, host: &mut HostLearner) -> Result<FusedStep, TrainerError> {
         let grad_norm = host.grad_norm()?;
+        let zero_grad_ratio = host.zero_grad_ratio()?;
         if !grad_norm.is_finite() {
             host.zero_grads();
-            return Ok(Applied { grad_norm, zero_grad_ratio: 0.0, applied: false });
+            return Ok(FusedStep { grad_norm, zero_grad_ratio, applied: false });
         }
-        let zero_grad_ratio = host.zero_grad_ratio()?;
         if let Some(max_norm) = self.numbers.max_norm {
             let factor = max_norm / (grad_norm + 1e-6);
             if factor < 1.0 {
@@ -98,17 +97,14 @@ impl Optimizer {
         }
         let lr = self.numbers.lr;
         host.update(|decoder, grads| decoder.map(&mut Mapper { optimizer: self, grads, lr }));
-        Ok(Applied { grad_norm, zero_grad_ratio, applied: true })
+        Ok(FusedStep { grad_norm, zero_grad_ratio, applied: true })
     }
 
     /// Writes the moments to `optimizer.safetensors`, as `<parameter>.exp_avg` and `<parameter>.exp_avg_sq`.
     pub fn save(&self, dir: &Path, learner: &mut Learner) -> Result<(), TrainerError> {
         let path = dir.join(FILE);
         let infos = prl_model::names::parameters(learner.config());
-        let moments = match learner.stepper() {
-            Stepper::Host(host) => self.moments(host.decoder())?,
-            Stepper::Fused(fused) => fused.moments()?.unwrap_or_default(),
-        };
+        let moments = self.moments(learner.stepper())?;
         write(&path, &infos, &moments).map_err(|e| TrainerError::file("write", &path, e))
     }
 
@@ -117,15 +113,23 @@ impl Optimizer {
         let path = dir.join(FILE);
         let infos = prl_model::names::parameters(learner.config());
         let moments = read(&path, &infos).map_err(|e| TrainerError::file("read", &path, e))?;
-        match learner.stepper() {
+        self.set_moments(learner.stepper(), moments)
+    }
+
+    fn set_moments(&mut self, stepper: Stepper<'_>, moments: Moments) -> Result<(), TrainerError> {
+        match stepper {
             Stepper::Host(host) => self.states = states(host.decoder(), moments),
             Stepper::Fused(fused) => fused.set_moments((moments.updates > 0).then_some(moments))?,
         }
         Ok(())
     }
 
-    /// The moments kept here; none before the first update.
-    fn moments(&self, decoder: &Decoder) -> Result<Moments, TrainerError> {
+    /// The moments, wherever they are kept; none before the first update.
+    fn moments(&self, stepper: Stepper<'_>) -> Result<Moments, TrainerError> {
+        let decoder = match stepper {
+            Stepper::Host(host) => host.decoder(),
+            Stepper::Fused(fused) => return Ok(fused.moments()?.unwrap_or_default()),
+        };
         let mut out = Moments::default();
         for parameter in decoder.parameters() {
             let Some(state) = self.states.get(&parameter.id().val()) else { continue };
@@ -249,6 +253,8 @@ impl ModuleMapper for Mapper<'_> {
 mod tests {
     use super::*;
     use prl_config::{ConstantScheduler, Scheduler};
+    use prl_model::FusedAdamW;
+    use prl_model::names::Kind;
 
     /// Three updates of one parameter against torch's AdamW written out in f64.
     #[test]
@@ -277,11 +283,73 @@ mod tests {
         }
     }
 
+    /// A model that takes its own steps: notes what it is asked, and fails when told to.
+    #[derive(Default)]
+    struct Fused {
+        asked: Vec<AdamWNumbers>,
+        moments: Option<Moments>,
+        fails: bool,
+    }
+
+    impl FusedAdamW for Fused {
+        fn step(&mut self, numbers: &AdamWNumbers) -> Result<FusedStep, ModelError> {
+            self.asked.push(*numbers);
+            if self.fails {
+                return Err(ModelError::Execution("out of order".into()));
+            }
+            Ok(FusedStep { grad_norm: f64::INFINITY, zero_grad_ratio: 0.5, applied: false })
+        }
+
+        fn moments(&self) -> Result<Option<Moments>, ModelError> {
+            Ok(self.moments.clone())
+        }
+
+        fn set_moments(&mut self, moments: Option<Moments>) -> Result<(), ModelError> {
+            self.moments = moments;
+            Ok(())
+        }
+    }
+
+    fn rule(settings: prl_config::AdamW) -> Optimizer {
+        build(&Optim::AdamW(settings), &Scheduler::Constant(ConstantScheduler {}), None).unwrap().0
+    }
+
+    #[test]
+    fn a_model_that_steps_itself_gets_the_rule_and_keeps_its_moments() {
+        let mut optimizer = rule(prl_config::AdamW { max_norm: Some(0.0), betas1: 0.8, ..Default::default() });
+        let mut fused = Fused::default();
+        let step = optimizer.step(Stepper::Fused(&mut fused), 0.5).unwrap();
+        assert!(!step.applied && step.zero_grad_ratio == 0.5);
+        let want = AdamWNumbers { lr: 0.5, betas: [0.8, 0.999], eps: 1e-8, weight_decay: 0.01, max_norm: Some(0.0) };
+        assert_eq!(fused.asked, [want]);
+        fused.fails = true;
+        assert!(optimizer.step(Stepper::Fused(&mut fused), 0.5).is_err());
+
+        let info = |name: &str, shape: &[usize], kind| ParameterInfo { name: name.into(), shape: shape.to_vec(), kind };
+        let infos = [info("w", &[2, 2], Kind::Matrix), info("n", &[2], Kind::Norm)];
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        for updates in [0, 7] {
+            let values = |x: f32| vec![vec![x; 4], vec![2.0 * x; 2]];
+            let full = Moments { updates, first: values(0.5), second: values(0.25) };
+            fused.moments = (updates > 0).then_some(full);
+            let moments = optimizer.moments(Stepper::Fused(&mut fused)).unwrap();
+            write(&path, &infos, &moments).unwrap();
+            let read = read(&path, &infos).unwrap();
+            assert_eq!(read, moments);
+            let kept = fused.moments.take();
+            optimizer.set_moments(Stepper::Fused(&mut fused), read).unwrap();
+            assert_eq!(fused.moments, kept);
+        }
+        let other = [info("w", &[2, 2], Kind::Matrix), info("n", &[3], Kind::Norm)];
+        assert!(read(&path, &other).unwrap_err().contains("`n.exp_avg`"));
+    }
+
     #[test]
     fn betas_out_of_range_are_named() {
-        let settings = prl_config::AdamW { betas2: 1.0, ..Default::default() };
+        let settings = prl_config::AdamW { betas2: 1.0 - 1e-9, ..Default::default() };
         let constant = Scheduler::Constant(ConstantScheduler {});
         let error = build(&Optim::AdamW(settings), &constant, None).err().unwrap().to_string();
-        assert_eq!(error, "`optim.betas2` = 1 must be at least 0 and below 1");
+        assert_eq!(error, "`optim.betas2` = 0.999999999 must be at least 0 and below 1");
     }
 }

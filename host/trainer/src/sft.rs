@@ -84,7 +84,8 @@ impl SftTrainer {
             match micro_step(&mut self.learner, micro, Some(targets)) {
                 Ok(nll) => loss += nll / targets as f64,
                 Err(e) => {
-                    self.learner.zero_grads()?;
+                    // Should this fail too, the first error is the one to tell.
+                    let _ = self.learner.zero_grads();
                     return Err(e);
                 }
             }
@@ -176,7 +177,7 @@ impl SftTrainer {
     }
 
     /// Reads what [`SftTrainer::save_state`] wrote, for a model that has the weights of that moment and the same
-    /// source. Training goes on bit for bit as if it had not stopped.
+    /// source. Training goes on as if it had not stopped, bit for bit where the device sums in a fixed order.
     ///
     /// # Errors
     /// A file that is missing, damaged, or of another model; nothing has changed then.

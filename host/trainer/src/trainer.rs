@@ -105,7 +105,8 @@ impl Trainer {
         let mut seen: Vec<Option<Seen>> = members.iter().map(|_| None).collect();
         for bin in pack(&lens, self.parts.seq_len) {
             if let Err(e) = self.micro_step(&members, &bin, &counts, &mut seen) {
-                self.learner.zero_grads()?;
+                // Should this fail too, the first error is the one to tell.
+                let _ = self.learner.zero_grads();
                 return Err(e);
             }
         }
@@ -178,8 +179,8 @@ impl Trainer {
         self.progress.save(dir)
     }
 
-    /// Reads what [`Trainer::save_state`] wrote, for a model that has the weights of that moment. Training goes on bit
-    /// for bit as if it had not stopped.
+    /// Reads what [`Trainer::save_state`] wrote, for a model that has the weights of that moment. Training goes on as
+    /// if it had not stopped, bit for bit where the device sums in a fixed order.
     ///
     /// # Errors
     /// A file that is missing, damaged, or of another model; nothing has changed then.

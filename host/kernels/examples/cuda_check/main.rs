@@ -1,7 +1,7 @@
 //! Checks every CUDA operation against f64 references and takes their times; `baseline.py` beside this prints PyTorch's.
 //!
 //! Arguments: any of `check`, `time`, `small` (attention over few tokens only), `portable` (attention by the kernels for every
-//! GPU); then a folder for compiled kernels, `cache=FOLDER`, a seed, `seed=NUMBER`, one topic, `only=NAME`, and one head dimension of
+//! GPU), `deterministic` (by those that give the same bits each time); then a folder for compiled kernels, `cache=FOLDER`, a seed, `seed=NUMBER`, one topic, `only=NAME`, and one head dimension of
 //! attention, `dim=NUMBER`.
 
 mod bench;
@@ -21,6 +21,7 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let start = Instant::now();
     let c = Context::new(0, value("cache").map(std::path::Path::new))?;
     let c = if arguments.iter().any(|a| a == "portable") { c.portable() } else { c };
+    let c = if arguments.iter().any(|a| a == "deterministic") { c.deterministic() } else { c };
     println!("GPU {} open after {:.2} s", c.name()?, start.elapsed().as_secs_f64());
     c.prepare(&checks::HEAD_DIMS, true, true)?;
     println!("kernels ready after {:.2} s", start.elapsed().as_secs_f64());

@@ -84,6 +84,7 @@ fn attention<T: Element>(c: &Context, r: &mut Random, what: &str, name: &str, do
     let (mut dq, mut dk, mut dv) = (c.alloc(n * wide)?, c.alloc(n * narrow)?, c.alloc(n * narrow)?);
     let tiles = c.tiles(docs)?;
     let layout = HeadLayout { heads, kv_heads, dim, q_stride: wide, k_stride: narrow, v_stride: narrow };
+    let mut sums = c.alloc(c.attention_backward_scratch::<T>(layout, n).max(1))?;
     let x = Attention { q: &q, k: &k, v: &v, layout, scale: 1.0 / (dim as f32).sqrt() };
     // Half of the full square, as is usual for causal attention: two products forward, five backward.
     let flops: f64 = docs.iter().map(|l| 2.0 * (l * l * wide) as f64).sum();
@@ -91,10 +92,15 @@ fn attention<T: Element>(c: &Context, r: &mut Random, what: &str, name: &str, do
     computed(what, name, f, flops);
     let b = time(c, 5, || {
         let grads = AttentionGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv, strides: [wide, narrow, narrow] };
-        c.attention_backward(&tiles, x, (&out, &dout, wide), &lse, &mut delta, grads)
+        c.attention_backward(&tiles, x, (&out, &dout, wide), &lse, (&mut delta, Some(&mut sums)), grads)
     })?;
     computed(&format!("{what} backward"), name, b, 2.5 * flops);
     computed(&format!("{what} both"), name, f + b, 3.5 * flops);
+    let (_, parts) = c.trace(|| {
+        let grads = AttentionGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv, strides: [wide, narrow, narrow] };
+        c.attention_backward(&tiles, x, (&out, &dout, wide), &lse, (&mut delta, Some(&mut sums)), grads)
+    })?;
+    parts.iter().for_each(|p| println!("     {:28} {:9.4} ms", p.name, p.ms));
     Ok(())
 }
 

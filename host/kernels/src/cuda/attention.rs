@@ -1,20 +1,17 @@
 //! Causal attention of packed documents.
 //!
-//! Owns how documents are cut into tiles and the kernels' arguments. Must not know rotation, norms or projections.
+//! Owns which kernels run and their arguments. Must not know how documents are cut, rotation, norms or projections.
 
 use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
-use super::element::Element;
+use super::element::{Element, bf16};
+use super::tensor_map::TensorMap;
+use super::tiles::{KEY_ROWS, QUERY_ROWS, Tiles, WIDE_KEY_ROWS};
 use super::{CudaError, check, check_dim, holds};
-use cudarc::driver::CudaSlice;
 
 const OP: &str = "attention";
-/// Rows of queries of a forward tile and of a dq tile, as in all sources.
-const QUERY_ROWS: usize = 128;
-/// Rows of keys of a dk/dv tile, as in `attention.cu`.
-const KEY_ROWS: usize = 64;
-/// The same, as in the other two.
-const WIDE_KEY_ROWS: usize = 128;
+/// Rows of queries that the fused backward pass of Hopper's kernels takes at a time.
+const STEP_ROWS: usize = 64;
 /// Rows of a tile that one block of `attention_f32.cu` takes; blocks share a tile.
 const EXACT_ROWS: usize = 32;
 
@@ -28,6 +25,7 @@ struct Variant {
     forward_bytes: u32,
     keys_bytes: u32,
     queries_bytes: u32,
+    fused_bytes: u32,
 }
 
 impl Variant {
@@ -50,9 +48,15 @@ impl Variant {
                 wide_keys: true,
                 parts: 1,
                 threads: 384,
-                forward_bytes: bytes(QUERY_ROWS + 4 * 128, dim * 2, 1024),
+                forward_bytes: bytes(2 * QUERY_ROWS + 4 * 128, dim * 2, 1024),
                 keys_bytes: bytes(2 * WIDE_KEY_ROWS + 6 * 64, dim * 2, 1024),
                 queries_bytes: bytes(2 * QUERY_ROWS + 6 * 64, dim * 2, 1024),
+                // Beside keys, values and queries: weights twice and sums in f32.
+                fused_bytes: bytes(
+                    2 * WIDE_KEY_ROWS + 6 * STEP_ROWS,
+                    dim * 2,
+                    2 * WIDE_KEY_ROWS * STEP_ROWS * 2 + 1024,
+                ),
             },
             Source::AttentionExact(_) => {
                 let (row, pieces) = (dim * 4 + 16, 2 * EXACT_ROWS * (EXACT_ROWS + 1) * 4 + 2 * EXACT_ROWS * 4);
@@ -64,6 +68,7 @@ impl Variant {
                     forward_bytes: bytes(3 * EXACT_ROWS, row, pieces),
                     keys_bytes: bytes(4 * EXACT_ROWS, row, pieces),
                     queries_bytes: bytes(4 * EXACT_ROWS, row, pieces),
+                    fused_bytes: 0,
                 }
             }
             _ => Self {
@@ -74,42 +79,26 @@ impl Variant {
                 forward_bytes: bytes(QUERY_ROWS + 4 * 64, dim * 2 + 16, 0),
                 keys_bytes: bytes(2 * KEY_ROWS + 4 * 64, dim * 2 + 16, 2 * 128 * 4),
                 queries_bytes: bytes(2 * QUERY_ROWS + 4 * 32, dim * 2 + 16, 0),
+                fused_bytes: 0,
             },
         }
     }
 }
 
-/// Where documents begin and end, cut into tiles of rows, most expensive first. Made once per batch.
-pub struct Tiles {
-    tokens: usize,
-    queries: (CudaSlice<i32>, usize),
-    keys: (CudaSlice<i32>, usize),
-    wide_keys: (CudaSlice<i32>, usize),
-}
-
-impl Tiles {
-    /// Number of tokens of all documents.
-    pub fn tokens(&self) -> usize {
-        self.tokens
+impl Context {
+    /// Whether the attention kernels for a head dimension find the shared memory they need on this GPU.
+    pub(super) fn check_shared_memory(&self, dim: usize, half: bool) -> Result<(), CudaError> {
+        if !half {
+            return Ok(());
+        }
+        let v = Variant::new::<bf16>(self, dim);
+        let need = v.forward_bytes.max(v.keys_bytes).max(v.queries_bytes).max(v.fused_bytes) as usize;
+        let most = self.shared_memory_bytes()?;
+        check(OP, need <= most, || {
+            format!("heads of {dim} need {need} bytes of shared memory a block, and this GPU has {most}")
+        })
     }
 }
-
-/// Tiles {first token, document's length, first row, 0} of `rows` rows, sorted by falling cost.
-fn cut(doc_lens: &[usize], rows: usize, cost: impl Fn(usize, usize) -> usize) -> Result<Vec<i32>, CudaError> {
-    let mut tiles = Vec::new();
-    let mut start = 0;
-    for len in doc_lens {
-        tiles.extend((0..*len).step_by(rows).map(|row| (cost(*len, row), start, *len, row)));
-        start += len;
-    }
-    tiles.sort_by_key(|t| std::cmp::Reverse(t.0));
-    let mut out = Vec::with_capacity(tiles.len() * 4);
-    for (_, start, len, row) in tiles {
-        out.extend([int(OP, start)?, int(OP, len)?, int(OP, row)?, 0]);
-    }
-    Ok(out)
-}
-
 /// How heads lie in the rows of q, k, v and the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadLayout {
@@ -127,7 +116,8 @@ pub struct HeadLayout {
     pub v_stride: usize,
 }
 
-/// Inputs of attention: rows of one token each, heads side by side.
+/// Inputs of attention: rows of one token each, heads side by side. Rows of these and of all results in bf16 begin at
+/// multiples of 16 bytes.
 #[derive(Clone, Copy)]
 pub struct Attention<'a, T> {
     /// Rotated queries.
@@ -177,23 +167,6 @@ impl<T> Attention<'_, T> {
 }
 
 impl Context {
-    /// Cuts packed documents into tiles. Documents of length 0 are allowed.
-    ///
-    /// # Errors
-    /// If there is no memory for the lists.
-    pub fn tiles(&self, doc_lens: &[usize]) -> Result<Tiles, CudaError> {
-        let queries = cut(doc_lens, QUERY_ROWS, |len, row| len.min(row + QUERY_ROWS))?;
-        let keys = cut(doc_lens, KEY_ROWS, |len, row| len - row)?;
-        let wide_keys = cut(doc_lens, WIDE_KEY_ROWS, |len, row| len - row)?;
-        let list = |x: Vec<i32>| Ok::<_, CudaError>((self.upload(&x)?, x.len() / 4));
-        Ok(Tiles {
-            tokens: doc_lens.iter().sum(),
-            queries: list(queries)?,
-            keys: list(keys)?,
-            wide_keys: list(wide_keys)?,
-        })
-    }
-
     /// `out[t] = Σ softmax(scale · q[t] · k[..=t]) · v` within each document, rows `[heads · dim]` at `out_stride`, and
     /// `lse[head, t] = ln Σ exp(scale · q · k)`.
     ///
@@ -207,13 +180,29 @@ impl Context {
         out_stride: usize,
         lse: Out<'_, f32>,
     ) -> Result<(), CudaError> {
-        let (l, n) = (x.layout, tiles.tokens);
+        let (l, n) = (x.layout, tiles.tokens());
         let (wide, _) = x.check(n)?;
         check_rows("out", out.len(), n, out_stride, wide)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
         let variant = Variant::new::<T>(self, l.dim);
         let work = grid(OP, tiles.queries.1 * l.heads)?;
+        if variant.hopper() && work > 0 {
+            let [q, k, v] = self.maps(&x, n, QUERY_ROWS)?;
+            let (blocks, threads) = (variant.blocks(self, work), (variant.threads, 1));
+            let (out, lse, list) = (self.address_mut(out), self.address_mut(lse), self.address(&tiles.queries.0));
+            let stride = out_stride as i64;
+            // SAFETY: arguments are those of Hopper's `attention_forward`; buffers were checked as below.
+            return unsafe {
+                self.launch(
+                    (variant.source, "attention_forward"),
+                    blocks,
+                    threads,
+                    variant.forward_bytes,
+                    args![q, k, v, out, lse, list, work, heads, group, tokens, stride, x.scale],
+                )
+            };
+        }
         // SAFETY: arguments are those of `attention_forward`; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
@@ -242,8 +231,27 @@ impl Context {
         }
     }
 
+    /// Inputs as Hopper's copies see them, queries in boxes of so many rows.
+    fn maps<T>(&self, x: &Attention<'_, T>, tokens: usize, rows: usize) -> Result<[TensorMap; 3], CudaError> {
+        let l = x.layout;
+        let map = |a: In<'_, T>, heads: usize, stride: usize, rows: usize| {
+            self.tensor_map(self.address(a), [tokens, heads * l.dim], stride, rows as u32)
+        };
+        Ok([
+            map(x.q, l.heads, l.q_stride, rows)?,
+            map(x.k, l.kv_heads, l.k_stride, WIDE_KEY_ROWS)?,
+            map(x.v, l.kv_heads, l.v_stride, WIDE_KEY_ROWS)?,
+        ])
+    }
+
+    /// Elements of the scratch for sums that [`Context::attention_backward`] needs: one for each of the queries' and a
+    /// counter, or none where its sums have a fixed order.
+    pub fn attention_backward_scratch<T: Element>(&self, layout: HeadLayout, tokens: usize) -> usize {
+        if self.attention_fused(T::PRECISION, layout.dim) { layout.heads * layout.dim * tokens + 1 } else { 0 }
+    }
+
     /// Gradients of [`Context::attention`] given its results and the gradient `dout` towards `out`, both at
-    /// `out_stride`. `delta` is scratch of `[heads, tokens]`.
+    /// `out_stride`. Scratch is `delta`, `[heads, tokens]`, and sums of [`Context::attention_backward_scratch`].
     ///
     /// # Errors
     /// If a buffer is too short for the documents or the head dimension is not supported.
@@ -253,10 +261,10 @@ impl Context {
         x: Attention<'_, T>,
         (out, dout, out_stride): (In<'_, T>, In<'_, T>, usize),
         lse: In<'_, f32>,
-        delta: Out<'_, f32>,
+        (delta, sums): (Out<'_, f32>, Option<Out<'_, f32>>),
         grads: AttentionGrads<'_, T>,
     ) -> Result<(), CudaError> {
-        let (l, n) = (x.layout, tiles.tokens);
+        let (l, n) = (x.layout, tiles.tokens());
         let (wide, narrow) = x.check(n)?;
         check_rows("out", out.len(), n, out_stride, wide)?;
         check_rows("dout", dout.len(), n, out_stride, wide)?;
@@ -265,6 +273,8 @@ impl Context {
         check_rows("dv", grads.dv.len(), n, grads.strides[2], narrow)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         holds(OP, "delta", delta.len(), l.heads * n)?;
+        let need = self.attention_backward_scratch::<T>(l, n);
+        holds(OP, "the sums' scratch", sums.as_ref().map_or(0, |s| s.len()), need)?;
         let (heads, kv_heads, group) = (int(OP, l.heads)?, int(OP, l.kv_heads)?, int(OP, l.heads / l.kv_heads)?);
         let (tokens, stride) = (int(OP, n)?, out_stride as i64);
         let strides = grads.strides.map(|s| s as i64);
@@ -276,6 +286,40 @@ impl Context {
         let variant = Variant::new::<T>(self, l.dim);
         let keys = if variant.wide_keys { &tiles.wide_keys } else { &tiles.keys };
         let (key_work, work) = (grid(OP, keys.1 * l.kv_heads)?, grid(OP, tiles.queries.1 * l.heads)?);
+        if let Some(sums) = sums.filter(|_| need > 0 && key_work > 0) {
+            let sums = self.address_mut(sums);
+            let [q, k, v] = self.maps(&x, n, STEP_ROWS)?;
+            let d = self.tensor_map(dout, [n, wide], out_stride, STEP_ROWS as u32)?;
+            let rows = (grid(OP, (n * wide / 8).div_ceil(256))?, 1);
+            let list = self.address(&tiles.near_keys.0);
+            // SAFETY: arguments are those of the three kernels; buffers were checked against tokens, heads and strides.
+            return unsafe {
+                self.launch(
+                    (variant.source, "attention_backward_begin"),
+                    rows,
+                    (256, 1),
+                    0,
+                    args![out, dout, delta, sums, heads, tokens, stride],
+                )?;
+                self.launch(
+                    (variant.source, "attention_backward"),
+                    variant.blocks(self, key_work),
+                    (variant.threads, 1),
+                    variant.fused_bytes,
+                    args![
+                        q, k, v, d, lse, delta, sums, dk, dv, list, key_work, kv_heads, group, tokens, strides[1],
+                        strides[2], x.scale
+                    ],
+                )?;
+                self.launch(
+                    (variant.source, "attention_backward_end"),
+                    rows,
+                    (256, 1),
+                    0,
+                    args![sums, dq, heads, tokens, strides[0], x.scale],
+                )
+            };
+        }
         // SAFETY: arguments are those of the three kernels; buffers were checked against tokens, heads and strides.
         unsafe {
             self.launch(
@@ -340,20 +384,5 @@ impl Context {
                 ],
             )
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tiles_cover_every_row_once_and_start_with_the_dearest() {
-        let tiles = cut(&[0, 1, 130, 64], 64, |len, row| len - row).unwrap();
-        let mut rows: Vec<i32> =
-            tiles.chunks_exact(4).flat_map(|t| (t[2]..t[1].min(t[2] + 64)).map(|r| t[0] + r)).collect();
-        assert_eq!(tiles[..4], [1, 130, 0, 0]);
-        rows.sort_unstable();
-        assert_eq!(rows, (0..195).collect::<Vec<i32>>());
     }
 }

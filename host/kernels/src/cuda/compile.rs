@@ -47,7 +47,11 @@ impl Source {
             Self::Step(_) => include_str!("step.cu"),
             Self::Draw => include_str!("draw.cu"),
             Self::Attention(_) => concat!(include_str!("tiles.cuh"), include_str!("attention.cu")),
-            Self::AttentionHopper(_) => include_str!("attention_sm90.cu"),
+            Self::AttentionHopper(_) => concat!(
+                include_str!("warpgroup.cuh"),
+                include_str!("attention_sm90.cu"),
+                include_str!("attention_sm90_fused.cu")
+            ),
             Self::AttentionExact(_) => include_str!("attention_f32.cu"),
             Self::Decode(Precision::Half, _) => {
                 concat!(include_str!("caches.cuh"), include_str!("tiles.cuh"), include_str!("decode.cu"))

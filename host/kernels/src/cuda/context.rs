@@ -47,6 +47,7 @@ pub struct Context {
     arch: String,
     multiprocessors: u32,
     portable: bool,
+    deterministic: bool,
     cache: Option<PathBuf>,
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
     functions: Mutex<HashMap<(Source, &'static str), CudaFunction>>,
@@ -71,7 +72,9 @@ impl Context {
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
         let device = i32::try_from(ordinal).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_DEVICE));
         let device = device.and_then(result::device::get).map_err(driver("opening the GPU"))?;
-        // SAFETY: every buffer of this context is used on the one stream below, which orders all accesses.
+        // SAFETY: a context's buffers are used on its one stream below, which orders all accesses. Where another context's
+        // stream reads one (a copy of weights to sample from), the maker waits before it hands it over, and the reader
+        // waits before it lets go.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(driver("creating a stream"))?;
         let (major, minor) = context.compute_capability().map_err(driver("asking for the GPU's architecture"))?;
@@ -89,6 +92,7 @@ impl Context {
             arch: format!("sm_{major}{minor}"),
             multiprocessors: u32::try_from(count).unwrap_or(1).max(1),
             portable: false,
+            deterministic: false,
             cache: cache.map(Path::to_path_buf),
             modules: Mutex::default(),
             functions: Mutex::default(),
@@ -101,6 +105,18 @@ impl Context {
     pub fn portable(mut self) -> Self {
         self.portable = true;
         self
+    }
+
+    /// The same with kernels that give the same bits for the same inputs only: attention's backward pass on Hopper then
+    /// computes seven products instead of five.
+    pub fn deterministic(mut self) -> Self {
+        self.deterministic = true;
+        self
+    }
+
+    /// Whether attention's backward pass for a head dimension is the one whose sums have no fixed order.
+    pub(super) fn attention_fused(&self, precision: Precision, dim: usize) -> bool {
+        !self.deterministic && matches!(self.attention_source(precision, dim), Source::AttentionHopper(_))
     }
 
     /// The attention kernels for a head dimension on this GPU.
@@ -148,6 +164,13 @@ impl Context {
         (self.multiprocessors * per_multiprocessor).min(u32::try_from(work).unwrap_or(u32::MAX)).max(1)
     }
 
+    /// Most shared memory that a block can have.
+    pub(super) fn shared_memory_bytes(&self) -> Result<usize, CudaError> {
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let bytes = self.context.attribute(attribute).map_err(driver("asking for shared memory"))?;
+        Ok(usize::try_from(bytes).unwrap_or(0))
+    }
+
     pub(super) fn address<T>(&self, x: In<'_, T>) -> u64 {
         x.device_ptr(&self.stream).0
     }
@@ -168,6 +191,13 @@ impl Context {
                 sources.extend([Source::Rows(p), Source::Step(p)]);
                 sources.extend(head_dims.iter().flat_map(|d| [self.attention_source(p, *d), Source::Decode(p, *d)]));
             }
+        }
+        for dim in head_dims {
+            self.check_shared_memory(*dim, half)?;
+        }
+        {
+            let loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+            sources.retain(|s| !loaded.contains_key(s));
         }
         let compile = |s: &Source| cubin(*s, &self.arch, self.cache.as_deref());
         let codes: Vec<Result<Vec<u8>, CudaError>> = sources.par_iter().map(compile).collect();

@@ -15,6 +15,9 @@ use super::element::Element;
 use super::{CudaError, check, holds};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
+/// Shapes whose algorithms are remembered. Batches come in nearly every number of tokens, so that a long run would
+/// remember without end.
+const MOST_PLANS: usize = 4096;
 
 /// A row-major matrix in a buffer: element (i, j) of what is multiplied is `data[i · stride + j]`, or
 /// `data[j · stride + i]` if transposed.
@@ -219,10 +222,14 @@ impl Context {
             align: [a_at, b_at, onto_at, c_at].map(|x| 1 << x.trailing_zeros().min(8)),
         };
         let mut plans = self.products.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if plans.len() >= MOST_PLANS && !plans.contains_key(&shape) {
+            plans.clear();
+        }
         let plan = match plans.entry(shape) {
             std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
             std::collections::hash_map::Entry::Vacant(e) => e.insert(self.products.plan(shape)?),
         };
+        self.select()?;
         let alpha = 1.0f32;
         let workspace = self.address(&self.products.workspace);
         let name = || format!("product {m} x {n} x {k}{}", if C::TYPE == A::TYPE { "" } else { ", f32" });

@@ -1,9 +1,10 @@
 //! The decoder's fused operations on an NVIDIA GPU: activations in bf16 or f32; f32 sums, weights' masters and gradients.
 //!
-//! Owns a stream, its kernels and its products. Must not know models, layers' order, files other than its own cache of
+//! Owns a stream, its kernels and its products. Must not know models, files other than its own cache of
 //! compiled kernels, or anything about reinforcement learning. Libraries (driver, cuBLASLt, NVRTC) are found at run
 //! time. Every operation is enqueued on the context's stream and returns at once; shapes are checked before. Sums have a
-//! fixed order and nothing is added with atomics, so the same inputs give the same bits.
+//! fixed order and nothing is added with atomics, so the same inputs give the same bits, but for the gradient towards
+//! attention's queries where [`Context::deterministic`] was not asked for.
 
 mod attention;
 mod buffers;
@@ -19,9 +20,11 @@ mod memory;
 mod rotation;
 mod rows;
 mod step;
+mod tensor_map;
+mod tiles;
 mod trace;
 
-pub use attention::{Attention, AttentionGrads, HeadLayout, Tiles};
+pub use attention::{Attention, AttentionGrads, HeadLayout};
 pub use buffers::Pinned;
 pub use context::{Context, Event, In, Out};
 pub use cudarc::driver::{
@@ -35,6 +38,7 @@ pub use memory::{PoolBytes, UsedBytes};
 pub use rotation::{HeadShape, RopeTable};
 pub use rows::NormGrads;
 pub use step::{AdamStep, HeadRows};
+pub use tiles::Tiles;
 pub use trace::Traced;
 
 /// Why an operation on the GPU could not be done.
@@ -74,6 +78,21 @@ pub enum CudaError {
         /// The compiler's messages.
         log: String,
     },
+    /// What is to be computed at a time does not fit the GPU's memory.
+    #[error(
+        "{tokens} tokens in one pass need {:.1} GiB and {:.1} of the GPU's {:.1} GiB are free",
+        gib(*need), gib(*free), gib(*total)
+    )]
+    Memory {
+        /// Tokens of the pass.
+        tokens: usize,
+        /// Bytes it needs.
+        need: usize,
+        /// Bytes that are free.
+        free: usize,
+        /// Bytes that the GPU has.
+        total: usize,
+    },
     /// Buffers or sizes do not fit the operation.
     #[error("{op}: {what}")]
     Shape {
@@ -82,6 +101,10 @@ pub enum CudaError {
         /// What does not fit.
         what: String,
     },
+}
+
+fn gib(bytes: usize) -> f64 {
+    bytes as f64 / (1u64 << 30) as f64
 }
 
 /// `Ok` if the condition holds, else a [`CudaError::Shape`].

@@ -119,7 +119,7 @@ square_sum(const float* __restrict__ g, double* __restrict__ partial, double* __
 }
 
 // out = {norm, factor}: the norm of everything summed into `partial`, and what to multiply gradients by so that it is at
-// most max_norm (0 = no limit), min(1, max_norm / (norm + 1e-6)). Not finite: factor is NaN, and `adamw` changes nothing.
+// most max_norm (infinite: no limit), min(1, max_norm / (norm + 1e-6)). Not finite: factor is NaN, and `adamw` changes nothing.
 // all_zeros is the sum of `zeros`.
 extern "C" __global__ void __launch_bounds__(256)
 clip(const double* __restrict__ partial, const double* __restrict__ zeros, float* __restrict__ out, u64* __restrict__ all_zeros,
@@ -138,7 +138,7 @@ clip(const double* __restrict__ partial, const double* __restrict__ zeros, float
         float norm = (float)sum;
         bool finite = norm <= 3.402823466e38f;
         out[0] = norm;
-        out[1] = !finite ? NAN_ : max_norm > 0.0f ? fminf(1.0f, max_norm / (norm + 1e-6f)) : 1.0f;
+        out[1] = finite ? fminf(1.0f, max_norm / (norm + 1e-6f)) : NAN_;
     }
 }
 

@@ -148,8 +148,8 @@ impl Context {
     }
 
     /// Writes `{norm, factor}`: the norm of all gradients together, summed in f64 in a fixed order, and
-    /// `min(1, max_norm / (norm + 1e-6))` for [`Context::adamw`], or NaN if the norm is not finite. `max_norm` 0 is no
-    /// limit. `zeros` becomes the number of elements that are exactly zero.
+    /// `min(1, max_norm / (norm + 1e-6))` for [`Context::adamw`], or NaN if the norm is not finite. An
+    /// infinite `max_norm` is no limit. `zeros` becomes the number of elements that are exactly zero.
     ///
     /// # Errors
     /// If a buffer is too short.

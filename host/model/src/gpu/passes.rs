@@ -1,13 +1,15 @@
-//! The kernels' decoder as learner and snapshot. Owns the way between rows of a batch and the kernels' targets; must not
-//! know kernels or memory.
+//! The kernels' decoder as learner and snapshot. Owns opening a GPU, the self-test before it is trusted, and the way between
+//! rows of a batch and the kernels' targets; must not know operations or how memory is laid out.
 
 use super::{Arithmetic, GpuOptions, Recompute};
 use crate::fast::dims;
-use crate::policy::{AdamWNumbers, CacheKind, FusedAdamW, FusedStep, GpuPasses, Moments, Rows, check_ids, inverse};
+use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
+use crate::learner::{GpuPasses, Rows, inverse};
+use crate::sample::{CacheKind, check_ids};
 use crate::{Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Snapshot, Want};
 use prl_kernels::Rope;
 use prl_kernels::cuda::decoder::{
-    self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, self_test,
+    self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
 };
 use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, UsedBytes, bf16};
 use prl_types::TokenId;
@@ -23,25 +25,26 @@ pub(super) struct Opened {
 }
 
 fn device(index: usize) -> impl Fn(CudaError) -> ModelError {
-    move |e| ModelError::Device { device: format!("cuda:{index}"), reason: e.to_string() }
+    move |e| match e {
+        CudaError::Memory { .. } => failed(e),
+        _ => ModelError::Device { device: format!("cuda:{index}"), reason: e.to_string() },
+    }
 }
 
 fn failed(e: CudaError) -> ModelError {
-    ModelError::Execution(e.to_string())
+    match e {
+        CudaError::Memory { .. } => ModelError::Memory(e.to_string()),
+        _ => ModelError::Execution(e.to_string()),
+    }
 }
 
 impl Opened {
-    pub fn new(index: usize, cache: Option<&Path>) -> Result<Self, ModelError> {
-        let open = || Context::new(index, cache).map(Arc::new).map_err(device(index));
+    pub fn new(index: usize, cache: Option<&Path>, deterministic: bool) -> Result<Self, ModelError> {
+        let open = || {
+            let context = Context::new(index, cache).map_err(device(index))?;
+            Ok::<_, ModelError>(Arc::new(if deterministic { context.deterministic() } else { context }))
+        };
         Ok(Opened { training: open()?, sampling: open()?, index })
-    }
-
-    pub fn name(&self) -> Result<String, ModelError> {
-        self.training.name().map_err(device(self.index))
-    }
-
-    pub fn memory_bytes(&self) -> Result<u64, ModelError> {
-        self.training.memory_bytes().map(|(_, total)| total as u64).map_err(device(self.index))
     }
 
     pub fn learner(&self, decoder: Decoder, options: &GpuOptions) -> Result<Box<dyn GpuPasses>, ModelError> {
@@ -98,6 +101,7 @@ struct Trained<T: Element> {
     config: Arc<ModelConfig>,
     training: Training<T>,
     sampling: Arc<Context>,
+    workspace: Workspace,
     /// Per row of the last batch, its place among the targets.
     places: Vec<Option<usize>>,
 }
@@ -110,15 +114,15 @@ impl<T: Stored> Trained<T> {
         let on = device(opened.index);
         let config = decoder.config().clone();
         let dims = dims(&config);
-        let test = self_test::<T>(&opened.training, &dims, SELF_TEST_SEED).map_err(&on)?;
+        let test = self_test::<T>(&opened.training, &opened.sampling, &dims, SELF_TEST_SEED).map_err(&on)?;
         if !test.passed() {
             return Err(ModelError::Device {
                 device: format!("cuda:{}", opened.index),
                 reason: format!(
                     "its results are wrong: a tiny step differs from the CPU's by {:.1e} in log-probabilities, {:.1e} in \
-                     gradients and {:.1e} in sampled logits, where {:.0e} is allowed; check driver and GPU, or use the \
-                     device `cpu`",
-                    test.stats, test.gradients, test.sampling, test.limit
+                     gradients, {:.1e} in sampled logits and {:.1e} in new weights, where {:.0e} is allowed; check driver \
+                     and GPU, or use the device `cpu`",
+                    test.stats, test.gradients, test.sampling, test.step, test.limit
                 ),
             });
         }
@@ -132,10 +136,20 @@ impl<T: Stored> Trained<T> {
         let (inv_freq, attention_factor) = config.rope.frequencies(config.head_dim);
         let values = decoder.parameters().into_iter().map(|p| p.to_vec()).collect::<Result<Vec<_>, _>>()?;
         let slices: Vec<&[f32]> = values.iter().map(Vec::as_slice).collect();
-        let options = TrainingOptions { recompute: keep(&options.recompute), head_chunk: options.head_chunk.max(1) };
+        let options = TrainingOptions {
+            recompute: keep(&options.recompute),
+            head_chunk: options.head_chunk,
+            tokens: options.tokens,
+        };
         let rope = Rope { inv_freq, attention_factor };
         let training = Training::new(opened.training.clone(), &dims, rope, options, &slices).map_err(&on)?;
-        Ok(Trained { config, training, sampling: opened.sampling.clone(), places: Vec::new() })
+        Ok(Trained {
+            config,
+            training,
+            sampling: opened.sampling.clone(),
+            workspace: Workspace::default(),
+            places: Vec::new(),
+        })
     }
 }
 
@@ -174,16 +188,12 @@ impl<T: Stored> GpuPasses for Trained<T> {
         Ok(spread(&places, &stats.logprob))
     }
 
-    fn backward(&mut self, _rows: &Rows, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError> {
+    fn backward(&mut self, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError> {
         let pick = |x: &[f32]| -> Vec<f32> {
             self.places.iter().zip(x).filter(|(at, _)| at.is_some()).map(|(_, x)| *x).collect()
         };
         let (dlogprob, dentropy) = (pick(dlogprob), dentropy.map(pick));
         self.training.backward(&dlogprob, dentropy.as_deref()).map_err(failed)
-    }
-
-    fn norm(&self) -> Result<f64, ModelError> {
-        self.training.grad_norm().map_err(failed)
     }
 
     fn zero(&mut self) -> Result<(), ModelError> {
@@ -203,7 +213,7 @@ impl<T: Stored> GpuPasses for Trained<T> {
 
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError> {
         let weights = self.training.weights().map_err(failed)?;
-        let sampling = Sampling::new(self.sampling.clone(), weights).map_err(failed)?;
+        let sampling = Sampling::new(self.sampling.clone(), weights, self.workspace.clone()).map_err(failed)?;
         Ok(Arc::new(Sampled { config: self.config.clone(), sampling }))
     }
 
@@ -221,10 +231,6 @@ impl<T: Stored> GpuPasses for Trained<T> {
             Some(UsedBytes::Device(_)) | None => 0,
         };
         Some(pool.reserved_high + beside)
-    }
-
-    fn as_fused(&mut self) -> &mut dyn FusedAdamW {
-        self
     }
 }
 
@@ -288,7 +294,7 @@ impl<T: Stored> Snapshot for Sampled<T> {
             }
             check_ids(item.ids, &self.config)?;
             let Some(cache) = T::of(&mut item.cache.0) else {
-                return Err(ModelError::Input("a cache of other kernels given to those of the GPU".into()));
+                return Err(ModelError::Input("a cache of another implementation given to the GPU's".into()));
             };
             let want = match item.want {
                 Want::Nothing => decoder::Want::Nothing,

@@ -2,7 +2,7 @@
 //! first, gradients once the caller knows what it wants of them. Owns these formulas; must not know the body.
 
 use crate::ModelError;
-use crate::policy::inverse;
+use crate::learner::inverse;
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData};
 use prl_types::TokenId;
 

@@ -2,7 +2,7 @@
 
 use super::body::Body;
 use super::head;
-use crate::policy::{Passes, Rows};
+use crate::learner::{Passes, Rows};
 use crate::{Decoder, ModelError, Packed, ParamRef};
 use burn::module::Module;
 use burn::optim::GradientsParams;

@@ -46,23 +46,20 @@ impl<T: Element> Cache<T> {
     /// Makes room for `more` positions in a block of its own; the address of the block and its capacity.
     pub(super) fn grow(&mut self, c: &Context, more: usize) -> Result<(u64, usize), CudaError> {
         let need = self.len + more;
-        let block = match self.block.take() {
-            Some(block) if need <= self.capacity && Arc::strong_count(&block) == 1 => block,
-            old => {
-                let capacity = self.capacity.max(need.div_ceil(SMALLEST).next_power_of_two() * SMALLEST);
-                let [slabs, width] = self.shape;
-                let mut block = c.alloc::<T>(slabs * capacity * width)?;
-                if let Some(old) = old {
-                    let strides = [self.capacity * width, capacity * width];
-                    copy_slabs(c, slabs, strides, self.len * width, &old, &mut block)?;
-                }
-                self.capacity = capacity;
-                Arc::new(block)
-            }
-        };
-        let address = c.address_of(&*block);
-        self.block = Some(block);
-        Ok((address, self.capacity))
+        let own = self.block.as_ref().filter(|b| need <= self.capacity && Arc::strong_count(b) == 1);
+        if let Some(block) = own {
+            return Ok((c.address_of(block), self.capacity));
+        }
+        let capacity = self.capacity.max(need.div_ceil(SMALLEST).next_power_of_two() * SMALLEST);
+        let [slabs, width] = self.shape;
+        let mut block = c.alloc::<T>(slabs * capacity * width)?;
+        if let Some(old) = &self.block {
+            let strides = [self.capacity * width, capacity * width];
+            copy_slabs(c, slabs, strides, self.len * width, old, &mut block)?;
+        }
+        let address = c.address_of(&block);
+        (self.block, self.capacity) = (Some(Arc::new(block)), capacity);
+        Ok((address, capacity))
     }
 
     /// Counts positions that were stored.

@@ -75,12 +75,26 @@ pub(super) struct Rows<T> {
 }
 
 /// Bytes of scratch that a layer's passes need for so many tokens.
-pub(super) fn scratch_bytes<T>(layout: &Layout, n: usize) -> usize {
+pub(super) fn scratch_bytes<T: Element>(c: &Context, layout: &Layout, n: usize) -> usize {
     let (q, kv, f) = (layout.dims.q_width(), layout.dims.kv_width(), layout.dims.ffn);
     let rows = |width: usize| n * width * size_of::<T>();
     let mlp = bytes(&[rows(f), rows(f), rows(2 * f)]);
     let attention = [rows(q), rows(kv), rows(q), rows(q), rows(kv), rows(layout.qkv_width())];
-    mlp.max(bytes(&attention) + bytes(&[n * layout.dims.heads * 4]))
+    let sums = c.attention_backward_scratch::<T>(head_layout(layout), n);
+    mlp.max(bytes(&attention) + bytes(&[n * layout.dims.heads * 4, sums * 4]))
+}
+
+/// Rotated queries and keys apart, values inside `[q | k | v]`.
+fn head_layout(layout: &Layout) -> HeadLayout {
+    let d = &layout.dims;
+    HeadLayout {
+        heads: d.heads,
+        kv_heads: d.kv_heads,
+        dim: d.head_dim,
+        q_stride: d.q_width(),
+        k_stride: d.kv_width(),
+        v_stride: layout.qkv_width(),
+    }
 }
 
 impl Pass<'_> {
@@ -91,18 +105,6 @@ impl Pass<'_> {
     fn heads(&self) -> HeadShape {
         let d = &self.layout.dims;
         HeadShape { heads: d.heads, kv_heads: d.kv_heads, dim: d.head_dim, eps: d.norm_eps }
-    }
-
-    fn head_layout(&self) -> HeadLayout {
-        let d = &self.layout.dims;
-        HeadLayout {
-            heads: d.heads,
-            kv_heads: d.kv_heads,
-            dim: d.head_dim,
-            q_stride: d.q_width(),
-            k_stride: d.kv_width(),
-            v_stride: self.layout.qkv_width(),
-        }
     }
 
     fn scale(&self) -> f32 {
@@ -143,7 +145,7 @@ impl Pass<'_> {
             let (mut q, mut k) = (carver.take(n * q_width)?, carver.take(n * kv_width)?);
             self.rotate(w, &s.qkv, &mut q, &mut k)?;
             let v = s.qkv.slice(q_width + kv_width..);
-            let x = Attention { q: &q, k: &k, v: &v, layout: self.head_layout(), scale: self.scale() };
+            let x = Attention { q: &q, k: &k, v: &v, layout: head_layout(self.layout), scale: self.scale() };
             c.attention(self.tiles, x, &mut s.out, q_width, &mut s.lse)?;
         }
         if !have.mid {
@@ -212,6 +214,7 @@ impl Pass<'_> {
             (carver.take(n * q_width)?, carver.take(n * q_width)?, carver.take(n * kv_width)?);
         let mut dqkv = carver.take(n * width)?;
         let mut delta = carver.take(n * self.layout.dims.heads)?;
+        let mut sums = carver.take(c.attention_backward_scratch::<T>(head_layout(self.layout), n))?;
         c.gemm([n, q_width, h], Matrix::new(dmid, h), Matrix::new(&w.o, q_width), &mut dout, q_width, Onto::Nothing)?;
         let mut dw = grad.slice_mut(spans.o.clone());
         let out = Matrix::new(&s.out as In<'_, T>, q_width);
@@ -219,10 +222,11 @@ impl Pass<'_> {
         self.rotate(w, &s.qkv, &mut q, &mut k)?;
         {
             let v = s.qkv.slice(q_width + kv_width..);
-            let x = Attention { q: &q, k: &k, v: &v, layout: self.head_layout(), scale: self.scale() };
+            let x = Attention { q: &q, k: &k, v: &v, layout: head_layout(self.layout), scale: self.scale() };
             let mut dv = dqkv.behind_mut(q_width + kv_width);
             let grads = AttentionGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv, strides: [q_width, kv_width, width] };
-            c.attention_backward(self.tiles, x, (&s.out, &dout, q_width), &s.lse, &mut delta, grads)?;
+            let scratch = (&mut delta as Out<'_, f32>, Some(&mut sums as Out<'_, f32>));
+            c.attention_backward(self.tiles, x, (&s.out, &dout, q_width), &s.lse, scratch, grads)?;
         }
         self.rotate_back(w, s, spans, (&dq, &dk), &mut dqkv, grad)?;
         if let Some(bias) = &spans.bias {

@@ -51,6 +51,12 @@ pub(super) struct Layout {
     pub final_norm: Span,
 }
 
+/// Widest row of a norm.
+const HIDDEN_MOST: usize = 8192;
+/// Most entries of a row that tokens are drawn from.
+const VOCAB_MOST: usize = 1 << 20;
+/// Query heads that decoding takes together.
+const GROUP_MOST: usize = 16;
 /// Slots of a layer among its parameters' shapes.
 const SLOTS: usize = 14;
 const VECTORS: [usize; 7] = [0, 5, 6, 7, 8, 9, 10];
@@ -71,6 +77,13 @@ impl Layout {
             format!("{} heads do not share {} key/value heads evenly", dims.heads, dims.kv_heads)
         })?;
         check("decoder", dims.layers > 0 && dims.vocab > 0, || "it has no layers or no vocabulary".to_owned())?;
+        for (name, is, most) in [
+            ("the hidden size", dims.hidden, HIDDEN_MOST),
+            ("the vocabulary", dims.vocab, VOCAB_MOST),
+            ("the number of query heads to a key/value head", dims.heads / dims.kv_heads, GROUP_MOST),
+        ] {
+            check("decoder", is <= most, || format!("{name} is {is}; the GPU's kernels need at most {most}"))?;
+        }
 
         let lens: Vec<Option<usize>> = shapes(dims).into_iter().map(|(_, len)| len).collect();
         // Slot 0 is the embedding, the last two are the final norm and the head.
@@ -174,5 +187,8 @@ mod tests {
         let error = |d: Dims| Layout::new(&d).unwrap_err().to_string();
         assert!(error(Dims { hidden: 20, ..dims(true) }).contains("hidden size is 20"));
         assert!(error(Dims { head_dim: 24, ..dims(true) }).contains("head dimension is 24"));
+        assert!(error(Dims { hidden: 8200, ..dims(true) }).contains("at most 8192"));
+        assert!(error(Dims { vocab: 2_000_000, ..dims(true) }).contains("vocabulary is 2000000"));
+        assert!(error(Dims { heads: 34, kv_heads: 1, ..dims(true) }).contains("key/value head is 34"));
     }
 }

@@ -61,7 +61,13 @@ pub(super) struct Memory<T> {
 }
 
 /// Bytes of [`Memory`].
-pub(super) fn bytes<T>(layout: &Layout, recompute: Recompute, head_chunk: usize, tokens: usize) -> usize {
+pub(super) fn bytes<T: Element>(
+    c: &Context,
+    layout: &Layout,
+    recompute: Recompute,
+    head_chunk: usize,
+    tokens: usize,
+) -> usize {
     let d = &layout.dims;
     let sizes = [layout.qkv_width(), d.q_width(), d.hidden, 2 * d.ffn].map(|w| w * size_of::<T>());
     let lse = 4 * d.heads;
@@ -73,13 +79,13 @@ pub(super) fn bytes<T>(layout: &Layout, recompute: Recompute, head_chunk: usize,
     let row = d.hidden * size_of::<T>();
     let layers: usize = (0..d.layers).map(|i| row + 8 + sum(recompute.of(i), true)).sum();
     let spare = if (0..d.layers).any(|i| recompute.of(i) != Keep::ALL) { sum(recompute.keep, false) } else { 0 };
-    tokens * (layers + spare + 6 * row + 4) + arena_bytes::<T>(layout, head_chunk, tokens)
+    tokens * (layers + spare + 6 * row + 4) + arena_bytes::<T>(c, layout, head_chunk, tokens)
 }
 
-fn arena_bytes<T>(layout: &Layout, head_chunk: usize, tokens: usize) -> usize {
+fn arena_bytes<T: Element>(c: &Context, layout: &Layout, head_chunk: usize, tokens: usize) -> usize {
     let d = &layout.dims;
     let head = head::scratch_bytes::<T>([d.hidden, d.vocab], head_chunk.min(tokens));
-    layer::scratch_bytes::<T>(layout, tokens).max(head)
+    layer::scratch_bytes::<T>(c, layout, tokens).max(head)
 }
 
 impl<T: Element> Memory<T> {
@@ -121,7 +127,7 @@ impl<T: Element> Memory<T> {
             rstd: c.alloc(tokens)?,
             hidden: row(d.hidden)?,
             rows: Rows { y: row(d.hidden)?, dy: row(d.hidden)?, dmid: row(d.hidden)?, dx: row(d.hidden)? },
-            arena: Arena::new(c, arena_bytes::<T>(layout, head_chunk, tokens))?,
+            arena: Arena::new(c, arena_bytes::<T>(c, layout, head_chunk, tokens))?,
         })
     }
 

@@ -19,7 +19,7 @@ pub use cache::Cache;
 pub use head::{RowStats, Targets};
 pub use layer::Keep;
 pub use memory::Recompute;
-pub use sampling::{Answer, Item, Sampling, Want};
+pub use sampling::{Answer, Item, Sampling, Want, Workspace};
 pub use self_test::{SelfTest, self_test};
 pub use training::{StepNumbers, Stepped, Training, TrainingOptions};
 pub use weights::Weights;

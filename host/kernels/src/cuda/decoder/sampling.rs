@@ -55,10 +55,26 @@ pub enum Answer {
 pub struct Sampling<T: Element> {
     c: Arc<Context>,
     weights: Weights<T>,
-    work: Mutex<Work>,
+    work: Workspace,
 }
 
-/// What calls use again.
+/// Memory that calls use again, whichever weights they are of. For one model: it holds its rotation's table.
+#[derive(Clone, Default)]
+pub struct Workspace(Arc<Mutex<Work>>);
+
+/// Rows that attend to caches at a time; bounds the scratch that long contexts need.
+const CACHED_ROWS: usize = 512;
+
+/// Waits for the GPU when it goes, on every way out.
+struct Waits<'a>(&'a Context);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        // What fails here has failed, or will fail, in the operation itself.
+        let _ = self.0.synchronize();
+    }
+}
+
 #[derive(Default)]
 struct Work {
     table: Option<(RopeTable, usize)>,
@@ -93,14 +109,18 @@ impl<T: Element> Sampling<T> {
     ///
     /// # Errors
     /// If a kernel does not compile.
-    pub fn new(c: Arc<Context>, weights: Weights<T>) -> Result<Self, CudaError> {
+    pub fn new(c: Arc<Context>, weights: Weights<T>, work: Workspace) -> Result<Self, CudaError> {
         prepare::<T>(&c, weights.layout.dims.head_dim)?;
-        Ok(Self { c, weights, work: Mutex::default() })
+        Ok(Self { c, weights, work })
     }
 
     fn shape(&self) -> [usize; 2] {
         let d = &self.weights.layout.dims;
         [2 * d.layers, d.kv_width()]
+    }
+
+    fn scratch_len(&self, rows: &Rows) -> usize {
+        self.c.cache_attention_scratch(self.cache_layout(), rows.cached.min(CACHED_ROWS), rows.longest)
     }
 
     fn cache_layout(&self) -> CacheLayout {
@@ -123,23 +143,23 @@ impl<T: Element> Sampling<T> {
             check("sampling", !item.ids.is_empty(), || "a sequence without new tokens".to_owned())?;
             check("sampling", item.cache.shape() == self.shape(), || "a cache of another model".to_owned())?;
         }
-        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work = self.work.0.lock().unwrap_or_else(PoisonError::into_inner);
         let longest = items.iter().map(|i| i.cache.len() + i.ids.len()).max().unwrap_or(0);
+        // The weights may be freed on another stream once this returns.
+        let waits = Waits(&self.c);
         let rows = self.rows(items)?;
         work.rotation(&self.c, &self.weights, longest)?;
         let need = self.arena_bytes(&rows);
         if work.arena.as_ref().is_none_or(|(_, len)| *len < need) {
             work.arena = None;
-            let len = need.next_power_of_two();
+            let len = need + need / 4;
             work.arena = Some((Arena::new(&self.c, len)?, len));
         }
         let Work { table: Some((table, _)), arena: Some((arena, _)), logits: pinned } = &mut *work else {
             return Ok(Vec::new());
         };
-        let answers = self.run(&rows, table, arena, pinned);
-        // The weights may be freed on another stream once this returns.
-        self.c.synchronize()?;
-        let answers = answers?;
+        let answers = self.run(&rows, table, arena, pinned)?;
+        drop(waits);
         for item in items {
             item.cache.stored(item.ids.len());
         }
@@ -212,7 +232,7 @@ impl<T: Element> Sampling<T> {
         let d = &self.weights.layout.dims;
         let n = rows.total;
         let row = |width: usize| n * width * size_of::<T>();
-        let scratch = self.c.cache_attention_scratch(self.cache_layout(), rows.cached, rows.longest);
+        let scratch = self.scratch_len(rows);
         let wanted = rows.wanted.len();
         let hidden = row(d.hidden);
         bytes(&[
@@ -253,8 +273,7 @@ impl<T: Element> Sampling<T> {
         let mut out = carver.take::<T>(n * q_width)?;
         let (mut gate_up, mut act) = (carver.take::<T>(n * 2 * f)?, carver.take::<T>(n * f)?);
         let mut lse = carver.take::<f32>(d.heads * rows.fresh.tokens())?;
-        let mut scratch =
-            carver.take::<f32>(c.cache_attention_scratch(self.cache_layout(), rows.cached, rows.longest))?;
+        let mut scratch = carver.take::<f32>(self.scratch_len(rows))?;
         let (mut last, mut hidden) = (carver.take::<T>(wanted * h)?, carver.take::<T>(wanted * h)?);
         let mut logits = carver.take::<f32>(wanted * d.vocab)?;
 
@@ -286,8 +305,12 @@ impl<T: Element> Sampling<T> {
             let v = qkv.behind(q_width + kv_width);
             // SAFETY: the caches' blocks are held by the items, and `grow` made them big enough for every row.
             unsafe { c.cache_store(i, cached, n, (&k, kv_width), (&v, width), cache)? };
-            if rows.cached > 0 {
-                let (longest, count) = (rows.longest, rows.cached);
+            for start in (0..rows.cached).step_by(CACHED_ROWS) {
+                let slab = start..rows.cached.min(start + CACHED_ROWS);
+                let (seq, position) = (rows.seq.slice(slab.clone()), rows.positions.slice(slab.clone()));
+                let cache = CacheRows { seq: &seq, position: &position, ..cache };
+                let (q, longest, count) = (q.behind(start * q_width), rows.longest, slab.len());
+                let mut out = out.behind_mut(start * q_width);
                 // SAFETY: as above.
                 unsafe {
                     c.cache_attention(i, cached, count, (&q, q_width), cache, longest, scale, &mut out, &mut scratch)?;

@@ -4,15 +4,19 @@
 
 use std::sync::Arc;
 
-use crate::cuda::{Context, CudaError, Element};
+use crate::cuda::{AdamStep, Context, CudaError, Element};
 use crate::weights::{Dims, Grads, Rope};
 use crate::{ExtendItem, HeadStats, KvCache};
 
-use super::{Answer, Item, Recompute, RowStats, Sampling, Targets, Training, TrainingOptions, Want};
+use super::layout::Layout;
+use super::{
+    Answer, Item, Keep, Recompute, RowStats, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
+};
 
 const HIDDEN: usize = 128;
 const FFN: usize = 192;
-const VOCAB: usize = 520;
+/// Odd, so that rows of logits are not aligned.
+const VOCAB: usize = 521;
 const DOCS: [usize; 4] = [70, 1, 33, 133];
 
 /// Relative differences ‖GPU − CPU‖ / ‖CPU‖, the largest of each kind.
@@ -22,8 +26,10 @@ pub struct SelfTest {
     pub stats: f64,
     /// Of any one parameter's gradient.
     pub gradients: f64,
-    /// Of logits over cached keys and values.
+    /// Of logits over cached keys and values; infinite if the most likely token is not what is drawn as such.
     pub sampling: f64,
+    /// Of any one parameter after a step of AdamW, by how far it moved.
+    pub step: f64,
     /// What is allowed.
     pub limit: f64,
 }
@@ -31,15 +37,22 @@ pub struct SelfTest {
 impl SelfTest {
     /// Whether all differences are those of rounding.
     pub fn passed(&self) -> bool {
-        [self.stats, self.gradients, self.sampling].iter().all(|x| *x <= self.limit)
+        [self.stats, self.gradients, self.sampling, self.step].iter().all(|x| *x <= self.limit)
     }
 }
 
-/// Runs the test with heads like those of `dims`, from random numbers of `seed`.
+/// Runs the test with heads like those of `dims`, from random numbers of `seed`: trains on the stream of `c` and samples on
+/// that of `sampler`, as a run does.
 ///
 /// # Errors
-/// If an operation cannot be done at all.
-pub fn self_test<T: Element>(c: &Arc<Context>, dims: &Dims, seed: u64) -> Result<SelfTest, CudaError> {
+/// If an operation cannot be done at all, or `dims` are not supported.
+pub fn self_test<T: Element>(
+    c: &Arc<Context>,
+    sampler: &Arc<Context>,
+    dims: &Dims,
+    seed: u64,
+) -> Result<SelfTest, CudaError> {
+    Layout::new(dims)?;
     let dims = Dims { layers: 2, hidden: HIDDEN, ffn: FFN, vocab: VOCAB, ..dims.clone() };
     let mut random = Random(seed);
     let mut weights = Grads::zeros(&dims);
@@ -70,7 +83,8 @@ pub fn self_test<T: Element>(c: &Arc<Context>, dims: &Dims, seed: u64) -> Result
     };
     let (HeadStats { logprob, entropy, .. }, want) = reference(Some(&dentropy));
     let (_, want_known) = reference(None);
-    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 100 };
+    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 100, tokens };
+    let again = TrainingOptions { recompute: Recompute { every: 1, keep: Keep::NONE }, ..options };
     let mut training = Training::<T>::new(c.clone(), &dims, rope.clone(), options, &weights.slices())?;
     let targets = Targets {
         rows: (0..tokens as i32).collect(),
@@ -85,10 +99,39 @@ pub fn self_test<T: Element>(c: &Arc<Context>, dims: &Dims, seed: u64) -> Result
     let mut gradients = worst(&training.gradients()?, &want);
     training.zero()?;
     stats_off = stats_off.max(stats(&training.forward_backward(&ids, &DOCS, &targets, &dlogprob)?));
-    gradients = gradients.max(worst(&training.gradients()?, &want_known));
-    let sampling = sampling(c, &training, &view, &ids)?;
+    let got = training.gradients()?;
+    gradients = gradients.max(worst(&got, &want_known));
+    let mut recomputing = Training::<T>::new(c.clone(), &dims, rope.clone(), again, &weights.slices())?;
+    recomputing.forward_backward(&ids, &DOCS, &targets, &dlogprob)?;
+    gradients = gradients.max(worst(&recomputing.gradients()?, &want_known));
+    let sampling = sampling(sampler, &training, &view, &ids)?;
+    let step = step(&mut training, &weights, &got)?;
     let limit = if size_of::<T>() == 2 { 0.08 } else { 1e-3 };
-    Ok(SelfTest { stats: stats_off, gradients, sampling, limit })
+    Ok(SelfTest { stats: stats_off, gradients, sampling, step, limit })
+}
+
+/// A step of AdamW with clipping from the gradients `grads`, against its formula.
+fn step<T: Element>(training: &mut Training<T>, before: &Grads, grads: &[Vec<f32>]) -> Result<f64, CudaError> {
+    let adam = AdamStep { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-8, decay: 0.1, step: 0 };
+    let norm = grads.iter().flatten().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+    let max_norm = 0.5 * norm;
+    let stepped = training.step(StepNumbers { adam, max_norm: Some(max_norm as f32) })?;
+    if !stepped.applied || (f64::from(stepped.grad_norm) / norm - 1.0).abs() > 1e-4 {
+        return Ok(f64::INFINITY);
+    }
+    let factor = max_norm / (norm + 1e-6);
+    let after = training.parameters()?;
+    let mut worst = 0.0f64;
+    for ((after, before), grads) in after.iter().zip(before.slices()).zip(grads) {
+        let moved: Vec<f32> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+        let want = |(p, g): (&f32, &f32)| {
+            // In the first step both corrected moments are the gradient itself and its square.
+            let (p, g) = (f64::from(*p), f64::from(*g) * factor);
+            (-f64::from(adam.lr) * (f64::from(adam.decay) * p + g / (g.abs() + f64::from(adam.eps)))) as f32
+        };
+        worst = worst.max(relative(&moved, &before.iter().zip(grads).map(want).collect::<Vec<f32>>()));
+    }
+    Ok(worst)
 }
 
 /// Two sequences, of which one forks, token by token behind prompts of different lengths.
@@ -98,7 +141,7 @@ fn sampling<T: Element>(
     view: &crate::WeightsView<'_>,
     ids: &[u32],
 ) -> Result<f64, CudaError> {
-    let sampling = Sampling::new(c.clone(), training.weights()?)?;
+    let sampling = Sampling::new(c.clone(), training.weights()?, Workspace::default())?;
     let mut worst = 0.0f64;
     let mut ours = vec![sampling.new_cache(), sampling.new_cache()];
     let mut theirs = vec![KvCache::new(view.dims), KvCache::new(view.dims)];
@@ -137,7 +180,21 @@ fn sampling<T: Element>(
         let want = crate::extend(view, &mut items);
         worst = worst.max(if got.len() == want.len() { relative(&got, &want) } else { f64::NAN });
     }
-    Ok(worst)
+    // The most likely token, asked for as logits and as a token.
+    let ask = |want| {
+        let mut cache = ours[0].clone();
+        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[51..52], want }])?;
+        Ok::<_, CudaError>(answers.into_iter().next())
+    };
+    let (row, drawn) = (ask(Want::Logits)?, ask(Want::Token { inv_temp: 1.0, uniform: -1.0 })?);
+    let agrees = match (row, drawn) {
+        (Some(Answer::Logits(row)), Some(Answer::Token(token, logprob))) => {
+            let first = crate::log_softmax_at(&row, 1.0, token);
+            row.iter().all(|x| *x <= row[token as usize]) && (first.logprob - logprob).abs() < 1e-4
+        }
+        _ => false,
+    };
+    Ok(if agrees { worst } else { f64::INFINITY })
 }
 
 /// ‖a − b‖ / ‖b‖; NaN and infinities count as infinite.

@@ -29,7 +29,12 @@ pub struct TrainingOptions {
     pub recompute: Recompute,
     /// Rows of logits that exist at a time.
     pub head_chunk: usize,
+    /// Tokens of a pass that memory is planned for at the start; more are planned when they come.
+    pub tokens: usize,
 }
+
+/// Most rows that one launch of the head's gradient takes.
+const HEAD_CHUNK_MOST: usize = 65535;
 
 /// AdamW's numbers, and the largest norm of the gradients; none is no limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,8 +78,8 @@ pub struct Training<T: Element> {
     options: TrainingOptions,
     table: Option<(RopeTable, usize)>,
     master: CudaSlice<f32>,
-    /// First and second moments; absent before the first step.
-    moments: Option<[CudaSlice<f32>; 2]>,
+    /// First and second moments.
+    moments: [CudaSlice<f32>; 2],
     grad: CudaSlice<f32>,
     /// The master in the type that products take.
     copy: CudaSlice<T>,
@@ -120,8 +125,13 @@ impl<T: Element> Training<T> {
         let widest = dims.hidden.max(layout.qkv_width()).max(2 * dims.head_dim);
         let scratch = c.alloc(c.norm_scratch(widest))?;
         let grad = c.zeros(layout.total)?;
-        let (table, moments, memory, tape) = (None, None, None, None);
-        Ok(Self { c, layout, rope, options, table, master, moments, grad, copy, updates: 0, scratch, memory, tape })
+        let moments = [c.zeros(layout.total)?, c.zeros(layout.total)?];
+        let options = TrainingOptions { head_chunk: options.head_chunk.clamp(1, HEAD_CHUNK_MOST), ..options };
+        let (table, memory, tape) = (None, None, None);
+        let mut training =
+            Self { c, layout, rope, options, table, master, moments, grad, copy, updates: 0, scratch, memory, tape };
+        training.reserve(options.tokens)?;
+        Ok(training)
     }
 
     /// The GPU.
@@ -131,7 +141,7 @@ impl<T: Element> Training<T> {
 
     /// Plans memory for passes over so many tokens, unless it is there already.
     fn reserve(&mut self, tokens: usize) -> Result<(), CudaError> {
-        if self.memory.as_ref().is_some_and(|m| m.tokens >= tokens) {
+        if tokens == 0 || self.memory.as_ref().is_some_and(|m| m.tokens >= tokens) {
             return Ok(());
         }
         let tokens = tokens.next_multiple_of(TOKENS);
@@ -139,18 +149,11 @@ impl<T: Element> Training<T> {
         if self.memory.take().is_some() {
             self.c.synchronize()?;
         }
-        let need = memory::bytes::<T>(&self.layout, self.options.recompute, self.options.head_chunk, tokens);
+        let need = memory::bytes::<T>(&self.c, &self.layout, self.options.recompute, self.options.head_chunk, tokens);
         let (free, total) = self.c.memory_bytes()?;
-        let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
-        check("activations", need <= free, || {
-            format!(
-                "{tokens} tokens in one pass need {:.1} GiB and {:.1} of the GPU's {:.1} GiB are free; use shorter rows, \
-                 a smaller micro batch, or recompute activations (`model.ac`)",
-                gib(need),
-                gib(free),
-                gib(total)
-            )
-        })?;
+        if need > free {
+            return Err(CudaError::Memory { tokens, need, free, total });
+        }
         self.memory =
             Some(Memory::new(&self.c, &self.layout, self.options.recompute, self.options.head_chunk, tokens)?);
         Ok(())
@@ -291,15 +294,11 @@ impl<T: Element> Training<T> {
     pub fn step(&mut self, numbers: StepNumbers) -> Result<Stepped, CudaError> {
         self.tape = None;
         let c = &*self.c;
-        let n = self.layout.total;
         let mut partial = c.alloc::<f64>(c.grad_norm_scratch(1))?;
         let (mut clipped, mut zeros) = (c.alloc::<f32>(2)?, c.alloc::<u64>(1)?);
-        let max_norm = numbers.max_norm.unwrap_or(0.0);
+        let max_norm = numbers.max_norm.unwrap_or(f32::INFINITY);
         c.grad_norm(&[&self.grad], max_norm, &mut partial, &mut clipped, &mut zeros)?;
-        if self.moments.is_none() {
-            self.moments = Some([c.zeros(n)?, c.zeros(n)?]);
-        }
-        let Some([m, v]) = &mut self.moments else { return Err(missing("moments")) };
+        let [m, v] = &mut self.moments;
         let adam = AdamStep { step: self.updates + 1, ..numbers.adam };
         c.adamw(adam, [&mut self.master, m, v], &self.grad, &mut self.copy, &clipped)?;
         c.fill_zero(&mut self.grad)?;
@@ -327,15 +326,6 @@ impl<T: Element> Training<T> {
         self.len() == 0
     }
 
-    /// L2 norm of all gradients.
-    ///
-    /// # Errors
-    /// A failing GPU.
-    pub fn grad_norm(&self) -> Result<f64, CudaError> {
-        let squares = self.gradients()?.iter().map(|g| g.par_iter().map(|x| f64::from(*x).powi(2)).sum::<f64>()).sum();
-        Ok(f64::sqrt(squares))
-    }
-
     /// All gradients, in the parameters' order, on the host.
     ///
     /// # Errors
@@ -361,10 +351,11 @@ impl<T: Element> Training<T> {
     /// # Errors
     /// A failing GPU.
     pub fn moments(&self) -> Result<Option<(u32, [Vec<Vec<f32>>; 2])>, CudaError> {
-        match &self.moments {
-            Some([m, v]) if self.updates > 0 => Ok(Some((self.updates, [self.read(m)?, self.read(v)?]))),
-            _ => Ok(None),
+        if self.updates == 0 {
+            return Ok(None);
         }
+        let [m, v] = &self.moments;
+        Ok(Some((self.updates, [self.read(m)?, self.read(v)?])))
     }
 
     /// Replaces what [`Training::moments`] gives.
@@ -372,22 +363,22 @@ impl<T: Element> Training<T> {
     /// # Errors
     /// Lists of other lengths; not enough memory.
     pub fn set_moments(&mut self, moments: Option<(u32, [Vec<Vec<f32>>; 2])>) -> Result<(), CudaError> {
-        let Some((updates, values)) = moments else {
-            (self.updates, self.moments) = (0, None);
-            return Ok(());
-        };
-        let mut both = Vec::with_capacity(2);
-        for values in values {
-            let mut to = self.c.zeros::<f32>(self.layout.total)?;
+        let (updates, values) = moments.map_or((0, None), |(updates, values)| (updates, Some(values)));
+        for values in values.iter().flatten() {
             let fits = values.len() == self.layout.parameters.len()
                 && values.iter().zip(&self.layout.parameters).all(|(v, span)| v.len() == span.len());
             check("moments", fits, || "they are of another model".to_owned())?;
-            for (values, span) in values.iter().zip(&self.layout.parameters) {
-                self.c.upload_into(values, &mut to.slice_mut(span.clone()))?;
-            }
-            both.push(to);
         }
-        self.moments = <[CudaSlice<f32>; 2]>::try_from(both).ok();
+        for (i, to) in self.moments.iter_mut().enumerate() {
+            match &values {
+                None => self.c.fill_zero(to)?,
+                Some(values) => {
+                    for (values, span) in values[i].iter().zip(&self.layout.parameters) {
+                        self.c.upload_into(values, &mut to.slice_mut(span.clone()))?;
+                    }
+                }
+            }
+        }
         self.updates = updates;
         Ok(())
     }

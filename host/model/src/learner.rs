@@ -1,7 +1,9 @@
-//! What inference and the trainer see of a model: [`Snapshot`] to sample from, [`Learner`] to train. Owns their terms
-//! and the shift between tokens and the rows that predict them; must not know losses, sampling or optimisers.
+//! What the trainer sees of a model: [`Learner`]. Owns packed batches and the shift between tokens and the rows that
+//! predict them; must not know losses, sampling or the optimiser's rule.
 
-use crate::{Decoder, Gpu, GpuOptions, ModelConfig, ModelError, fast, reference};
+use crate::fused::FusedAdamW;
+use crate::sample::check_ids;
+use crate::{Decoder, Gpu, GpuOptions, ModelConfig, ModelError, Snapshot, fast, reference};
 use burn::optim::GradientsParams;
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -13,103 +15,6 @@ pub enum Kernels {
     Fast,
     /// Plain burn operations on any device. Slow, easy to check, and what the fast one is held against.
     Reference,
-}
-
-/// An immutable copy of the policy's weights, cheap to make and to share between threads.
-pub trait Snapshot: Send + Sync {
-    /// The model's shape.
-    fn config(&self) -> &ModelConfig;
-
-    /// An empty key/value cache for one sequence of this model.
-    fn new_cache(&self) -> Cache;
-
-    /// Runs each item's `ids` behind what its cache holds and leaves them in the cache. Returns what the items that want
-    /// something want of the token that follows, in order.
-    ///
-    /// # Errors
-    /// An item without ids, an id outside the vocabulary, a cache of another model or implementation, a failing device.
-    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError>;
-
-    /// log softmax(logits / temperature)[id] of one row of logits, computed exactly as [`Learner::forward`] does, so
-    /// that sampler and trainer agree to the bit. Temperature 0 counts as 1.
-    fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32;
-}
-
-/// One sequence's part of a call of [`Snapshot::extend`].
-pub struct Extend<'a> {
-    /// What came before.
-    pub cache: &'a mut Cache,
-    /// The new tokens, at least one.
-    pub ids: &'a [TokenId],
-    /// What is wanted of the token that follows.
-    pub want: Want,
-}
-
-/// What an item wants of the distribution of the token that follows its last one.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Want {
-    /// Nothing.
-    Nothing,
-    /// Its logits.
-    Logits,
-    /// A token drawn from all of it; an implementation that does not draw answers with the logits.
-    Token(Draw),
-}
-
-/// How a token is drawn where no filter applies.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
-    /// Divides the logits; 0 takes the most likely token.
-    pub temperature: f32,
-    /// The token at which the running sum of probabilities passes this number of [0, 1), in order of ids.
-    pub uniform: f64,
-}
-
-/// The answer to a [`Want`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
-    /// `[vocab]`.
-    Logits(Vec<f32>),
-    /// A drawn token, and its log-probability as [`Snapshot::logprob`] defines it; NaN where the logits were not sound.
-    Token(TokenId, f32),
-}
-
-/// Rows of logits as answers.
-pub(crate) fn answers(logits: &[f32], vocab: usize) -> Vec<Answer> {
-    logits.chunks_exact(vocab).map(|row| Answer::Logits(row.to_vec())).collect()
-}
-
-/// Keys and values of one sequence. A clone is a fork: both continue from the same prefix without touching each other.
-#[derive(Clone)]
-pub struct Cache(pub(crate) CacheKind);
-
-#[derive(Clone)]
-pub(crate) enum CacheKind {
-    Fast(fast::Kv),
-    Reference(reference::Kv),
-    #[cfg(feature = "cuda")]
-    Half(prl_kernels::cuda::decoder::Cache<prl_kernels::cuda::bf16>),
-    #[cfg(feature = "cuda")]
-    Exact(prl_kernels::cuda::decoder::Cache<f32>),
-}
-
-impl Cache {
-    /// Tokens held.
-    pub fn len(&self) -> usize {
-        match &self.0 {
-            CacheKind::Fast(kv) => kv.len(),
-            CacheKind::Reference(kv) => kv.len(),
-            #[cfg(feature = "cuda")]
-            CacheKind::Half(kv) => kv.len(),
-            #[cfg(feature = "cuda")]
-            CacheKind::Exact(kv) => kv.len(),
-        }
-    }
-
-    /// Whether no token is held.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 /// Whole documents one after another. Each token sees its own document's prefix only; positions restart at 0.
@@ -205,79 +110,18 @@ pub(crate) trait Passes: Send {
     fn take(&mut self, decoder: &Decoder) -> GradientsParams;
 }
 
-/// A model that keeps weights, gradients and moments on its device and takes AdamW's steps itself.
-pub trait FusedAdamW: Send {
-    /// Clips the gradients and takes a step; the gradients are 0 afterwards.
-    ///
-    /// # Errors
-    /// The device failed.
-    fn step(&mut self, numbers: &AdamWNumbers) -> Result<FusedStep, ModelError>;
-
-    /// Steps taken, and the moments of every parameter in the order of [`crate::names::parameters`]; none before the
-    /// first step.
-    ///
-    /// # Errors
-    /// The device failed.
-    fn moments(&self) -> Result<Option<Moments>, ModelError>;
-
-    /// Replaces what [`FusedAdamW::moments`] gives.
-    ///
-    /// # Errors
-    /// Lists of other lengths; the device failed.
-    fn set_moments(&mut self, moments: Option<Moments>) -> Result<(), ModelError>;
-}
-
-/// AdamW's numbers for one step; see [`FusedAdamW::step`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWNumbers {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay of the first and of the second moment.
-    pub betas: [f64; 2],
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Weight decay, times the learning rate.
-    pub weight_decay: f64,
-    /// Largest norm of the gradients; larger ones are scaled down.
-    pub max_norm: Option<f64>,
-}
-
-/// What became of a fused step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FusedStep {
-    /// L2 norm of all gradients before clipping.
-    pub grad_norm: f64,
-    /// Share of gradient entries that were exactly 0.
-    pub zero_grad_ratio: f64,
-    /// False when the norm was not finite; weights and moments are as before then.
-    pub applied: bool,
-}
-
-/// AdamW's state in the order of [`crate::names::parameters`].
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Moments {
-    /// Steps taken.
-    pub updates: usize,
-    /// First moments.
-    pub first: Vec<Vec<f32>>,
-    /// Second moments.
-    pub second: Vec<Vec<f32>>,
-}
-
 /// A model on a GPU; lists are per row.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) trait GpuPasses: FusedAdamW {
     fn forward(&mut self, batch: &Packed, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>), ModelError>;
-    fn backward(&mut self, rows: &Rows, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError>;
+    fn backward(&mut self, dlogprob: &[f32], dentropy: Option<&[f32]>) -> Result<(), ModelError>;
     fn forward_backward(&mut self, batch: &Packed, rows: &Rows, dlogprob: &[f32]) -> Result<Vec<f32>, ModelError>;
-    fn norm(&self) -> Result<f64, ModelError>;
     fn zero(&mut self) -> Result<(), ModelError>;
     fn gradients(&self) -> Result<Vec<Vec<f32>>, ModelError>;
     fn decoder(&self) -> Result<Decoder, ModelError>;
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError>;
     fn wait(&self) -> Result<(), ModelError>;
     fn peak_bytes(&self) -> Option<u64>;
-    fn as_fused(&mut self) -> &mut dyn FusedAdamW;
 }
 
 /// A model whose weights are burn's and whose optimiser is the caller's.
@@ -421,7 +265,7 @@ impl Learner {
         let dentropy = dentropy.map(|d| rows.to_rows(d));
         match &mut self.side {
             Side::Host(host) => host.passes.backward(&host.decoder, &rows, dlogprob, dentropy),
-            Side::Gpu(gpu) => gpu.backward(&rows, &dlogprob, dentropy.as_deref()),
+            Side::Gpu(gpu) => gpu.backward(&dlogprob, dentropy.as_deref()),
         }
     }
 
@@ -446,17 +290,6 @@ impl Learner {
         let rows = Rows::new(batch);
         let logprobs = gpu.forward_backward(batch, &rows, &rows.to_rows(dlogprob))?;
         Ok(rows.to_tokens(&logprobs, 0.0))
-    }
-
-    /// L2 norm of all gradients.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn grad_norm(&self) -> Result<f64, ModelError> {
-        match &self.side {
-            Side::Host(host) => host.grad_norm(),
-            Side::Gpu(gpu) => gpu.norm(),
-        }
     }
 
     /// Sets all gradients to 0.
@@ -489,7 +322,7 @@ impl Learner {
         self.last = None;
         match &mut self.side {
             Side::Host(host) => Stepper::Host(host),
-            Side::Gpu(gpu) => Stepper::Fused(gpu.as_fused()),
+            Side::Gpu(gpu) => Stepper::Fused(gpu.as_mut()),
         }
     }
 
@@ -535,19 +368,6 @@ impl Learner {
     }
 }
 
-impl Decoder {
-    /// These weights, to sample from. No copy.
-    ///
-    /// # Errors
-    /// The fast kernels and a device other than the CPU.
-    pub fn snapshot(&self, kernels: Kernels) -> Result<Arc<dyn Snapshot>, ModelError> {
-        Ok(match kernels {
-            Kernels::Fast => Arc::new(fast::FastSnapshot::new(self)?),
-            Kernels::Reference => Arc::new(reference::ReferenceSnapshot::new(self)),
-        })
-    }
-}
-
 fn check(batch: &Packed, config: &ModelConfig) -> Result<(), ModelError> {
     let error = |text: String| Err(ModelError::Input(text));
     let tokens = batch.ids.len();
@@ -564,13 +384,4 @@ fn check(batch: &Packed, config: &ModelConfig) -> Result<(), ModelError> {
         return error(format!("temperature {t}"));
     }
     check_ids(&batch.ids, config)
-}
-
-pub(crate) fn check_ids(ids: &[TokenId], config: &ModelConfig) -> Result<(), ModelError> {
-    match ids.iter().find(|id| **id as usize >= config.vocab_size) {
-        Some(id) => {
-            Err(ModelError::Input(format!("token id {id} is outside the model's vocabulary of {}", config.vocab_size)))
-        }
-        None => Ok(()),
-    }
 }

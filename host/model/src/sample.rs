@@ -1,0 +1,125 @@
+//! What inference sees of a model: [`Snapshot`] to sample from, [`Cache`] for a sequence, and what it may ask for. Owns
+//! these terms; must not know requests, filters or training.
+
+use crate::{Decoder, Kernels, ModelConfig, ModelError, fast, reference};
+use prl_types::TokenId;
+use std::sync::Arc;
+
+/// An immutable copy of the policy's weights, cheap to make and to share between threads.
+pub trait Snapshot: Send + Sync {
+    /// The model's shape.
+    fn config(&self) -> &ModelConfig;
+
+    /// An empty key/value cache for one sequence of this model.
+    fn new_cache(&self) -> Cache;
+
+    /// Runs each item's `ids` behind what its cache holds and leaves them in the cache. Returns what the items that want
+    /// something want of the token that follows, in order.
+    ///
+    /// # Errors
+    /// An item without ids, an id outside the vocabulary, a cache of another model or implementation, a failing device.
+    fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError>;
+
+    /// log softmax(logits / temperature)[id] of one row of logits, computed exactly as [`Learner::forward`] does on
+    /// the CPU, so that sampler and trainer agree to the bit there. Temperature 0 counts as 1.
+    fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32;
+}
+
+/// One sequence's part of a call of [`Snapshot::extend`].
+pub struct Extend<'a> {
+    /// What came before.
+    pub cache: &'a mut Cache,
+    /// The new tokens, at least one.
+    pub ids: &'a [TokenId],
+    /// What is wanted of the token that follows.
+    pub want: Want,
+}
+
+/// What an item wants of the distribution of the token that follows its last one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Want {
+    /// Nothing.
+    Nothing,
+    /// Its logits.
+    Logits,
+    /// A token drawn from all of it; an implementation that does not draw answers with the logits.
+    Token(Draw),
+}
+
+/// How a token is drawn where no filter applies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f32,
+    /// The token at which the running sum of probabilities passes this number of [0, 1), in order of ids.
+    pub uniform: f64,
+}
+
+/// The answer to a [`Want`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// `[vocab]`.
+    Logits(Vec<f32>),
+    /// A drawn token, and its log-probability as [`Snapshot::logprob`] defines it; NaN where the logits were not sound.
+    Token(TokenId, f32),
+}
+
+/// Rows of logits as answers.
+pub(crate) fn answers(logits: &[f32], vocab: usize) -> Vec<Answer> {
+    logits.chunks_exact(vocab).map(|row| Answer::Logits(row.to_vec())).collect()
+}
+
+/// Keys and values of one sequence. A clone is a fork: both continue from the same prefix without touching each other.
+#[derive(Clone)]
+pub struct Cache(pub(crate) CacheKind);
+
+#[derive(Clone)]
+pub(crate) enum CacheKind {
+    Fast(fast::Kv),
+    Reference(reference::Kv),
+    #[cfg(feature = "cuda")]
+    Half(prl_kernels::cuda::decoder::Cache<prl_kernels::cuda::bf16>),
+    #[cfg(feature = "cuda")]
+    Exact(prl_kernels::cuda::decoder::Cache<f32>),
+}
+
+impl Cache {
+    /// Tokens held.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            CacheKind::Fast(kv) => kv.len(),
+            CacheKind::Reference(kv) => kv.len(),
+            #[cfg(feature = "cuda")]
+            CacheKind::Half(kv) => kv.len(),
+            #[cfg(feature = "cuda")]
+            CacheKind::Exact(kv) => kv.len(),
+        }
+    }
+
+    /// Whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Decoder {
+    /// These weights, to sample from. No copy.
+    ///
+    /// # Errors
+    /// The fast kernels and a device other than the CPU.
+    pub fn snapshot(&self, kernels: Kernels) -> Result<Arc<dyn Snapshot>, ModelError> {
+        Ok(match kernels {
+            Kernels::Fast => Arc::new(fast::FastSnapshot::new(self)?),
+            Kernels::Reference => Arc::new(reference::ReferenceSnapshot::new(self)),
+        })
+    }
+}
+
+pub(crate) fn check_ids(ids: &[TokenId], config: &ModelConfig) -> Result<(), ModelError> {
+    match ids.iter().find(|id| **id as usize >= config.vocab_size) {
+        Some(id) => {
+            Err(ModelError::Input(format!("token id {id} is outside the model's vocabulary of {}", config.vocab_size)))
+        }
+        None => Ok(()),
+    }
+}
