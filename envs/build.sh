@@ -63,7 +63,9 @@ else
     exit 2
 fi
 
-component() { cargo run --release --quiet -p prl-environment --example component -- "$@"; }
+# All of the workspace, so that the host's dependencies are built with the features they have anyway.
+cargo build --release --quiet --workspace --example component
+component() { "${CARGO_TARGET_DIR:-$root/target}/release/examples/component" "$@"; }
 for name in "$@"; do
     module "$name"
     built=$target/$name.wasm

@@ -17,4 +17,17 @@ trap 'rm -rf "$out"' EXIT
     --orchestrator.eval.num-examples 16 --wandb --wandb.offline --output-dir "$out/rl"
 "$py" "$here/export_loads.py" "$root/examples/reverse_text/model" "$out/rl/weights/step_4"
 "$py" "$here/wandb_reads.py" "$out/rl"
+# Gradients of every parameter, against transformers in f32, of every family.
+gpu="$root/tests/gpu"
+for family in "qwen3" "qwen2" "llama --untied"; do
+    "$py" "$gpu/make_model.py" "$out/m" --layers 2 --hidden 128 --ffn 192 --heads 4 --kv-heads 2 --vocab 301 --seed 7 --family $family
+    "$py" "$gpu/torch_grads.py" "$out/m" "$out/m/batch.json" "$out/theirs.safetensors" --dtype float32
+    "$2/examples/gpu_peer" grads "$out/m" "$out/m/batch.json" "$out/ours.safetensors" cpu
+    "$py" "$gpu/compare_grads.py" "$out/theirs.safetensors" "$out/ours.safetensors" --limit 1e-4
+    rm -r "$out/m"
+done
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
+
+# Python environments in the sandbox against the same code outside it, and ports of environments for verifiers against it.
+PYTHONPATH="$root/sdk/python/src" python3 -m unittest discover --quiet --start-directory "$root/sdk/python/tests"
+python3 -u "$here/python_envs.py" "$2/examples/rollouts" "$out/python_envs"

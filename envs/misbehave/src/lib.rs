@@ -4,13 +4,35 @@
 //! 4 score, 5 nowhere. The split `honest` does nothing wrong. Arguments `{"act": "panic"}` misbehave in `configure`.
 
 use prl_env::{
-    Completion, ContentPart, Environment, Error, ErrorCode, Features, Finished, Info, Message, Metric, Result, Rollout,
-    RolloutContext, Score, Split, Task, Turn, log,
+    Completion, Component, ContentPart, Environment, Error, ErrorCode, Features, Finished, Info, Message, NamedValue,
+    Result, Rng, Rollout, RolloutContext, Score, Split, Task, ToolCall, ToolDef, Turn, log,
 };
 use std::hint::black_box;
+use std::rc::Rc;
 
-const ACTS: [&str; 12] =
-    ["honest", "panic", "loop", "bomb", "stack", "huge", "flood", "error", "nan", "undeclared", "image", "bad-json"];
+const ACTS: [&str; 21] = [
+    "honest",
+    "panic",
+    "sometimes",
+    "loop",
+    "bomb",
+    "stack",
+    "huge",
+    "gigabyte",
+    "utf8",
+    "flood",
+    "error",
+    "nan",
+    "inf",
+    "large",
+    "undeclared",
+    "twice",
+    "image",
+    "bad-json",
+    "silent",
+    "tools",
+    "tool-id",
+];
 const CALLS: [&str; 5] = ["task", "open", "start", "step", "score"];
 
 /// Nothing to configure.
@@ -19,9 +41,10 @@ pub struct Misbehave;
 prl_env::export!(Misbehave);
 
 /// Acts that need no particular return value. What can be told in a return value is left to the caller.
-fn act(name: &str) -> Result<()> {
+fn act(name: &str, seed: u64) -> Result<()> {
     match name {
         "panic" => panic!("misbehaving on purpose"),
+        "sometimes" if Rng::from_parts(&[seed]).below(100) == 0 => panic!("one in a hundred"),
         "loop" => loop {
             black_box(());
         },
@@ -55,12 +78,41 @@ fn dive(depth: u64) -> u64 {
     if depth == u64::MAX { 0 } else { dive(depth + 1) + black_box(frame)[(depth % 64) as usize] }
 }
 
+/// A text of so many bytes that begins where `text` does, whatever is behind it.
+fn stretched(text: &str, bytes: usize) -> String {
+    let text = text.to_owned().leak();
+    // SAFETY: there is none, on purpose: the string's memory is not its own. It is handed to the host and leaked.
+    unsafe { String::from_raw_parts(text.as_mut_ptr(), bytes, bytes) }
+}
+
 fn message(act: &str) -> Message {
-    let mut message = Message::user(if act == "huge" { "x".repeat(8 << 20) } else { "go on".into() });
-    if act == "image" {
-        message.content.push(ContentPart::Other("{\"type\": \"image\"}".into()));
+    let text = match act {
+        "huge" => "x".repeat(8 << 20),
+        "gigabyte" => stretched("x", 1 << 30),
+        // SAFETY: there is none, on purpose: a string that is no UTF-8 is handed to the host.
+        "utf8" => unsafe { String::from_utf8_unchecked(vec![b'a', 0xff, 0xc0, b'b']) },
+        _ => "go on".into(),
+    };
+    let mut message = Message::user(text);
+    match act {
+        "image" => message.content.push(ContentPart::Other("{\"type\": \"image\"}".into())),
+        "tool-id" => {
+            let call = ToolCall { id: "call_99".into(), name: "double".into(), arguments: String::new() };
+            message = Message::tool_result(&call, "4");
+        }
+        _ => {}
     }
     message
+}
+
+/// A number that no reward may be.
+fn number(act: &str) -> Option<f64> {
+    match act {
+        "nan" => Some(f64::NAN),
+        "inf" => Some(f64::NEG_INFINITY),
+        "large" => Some(1e308),
+        _ => None,
+    }
 }
 
 impl Environment for Misbehave {
@@ -74,8 +126,9 @@ impl Environment for Misbehave {
             args_schema: "{}".into(),
             splits: ACTS.iter().map(|name| Split { name: (*name).into(), size: Some(6) }).collect(),
             features: Features::MULTI_TURN | Features::DETERMINISTIC | Features::GROUP_SCORING,
-            components: vec!["turns".into()],
+            components: vec![Component { name: "turns".into(), weight: 1.0, description: String::new() }],
             metrics: vec!["calls".into()],
+            roles: Vec::new(),
             tags: vec!["test".into()],
         }
     }
@@ -84,21 +137,21 @@ impl Environment for Misbehave {
         // The arguments are only ever {} or {"act": "NAME"}.
         match args.split('"').nth(3) {
             Some("refuse") => Err(Error::invalid_config("`act` is a bad idea")),
-            Some(name) => act(name).map(|()| Misbehave),
+            Some(name) => act(name, 0).map(|()| Misbehave),
             None => Ok(Misbehave),
         }
     }
 
     fn task(&self, split: &str, index: u64, seed: u64) -> Result<Task> {
         let here = if index == 0 { split } else { "honest" };
-        act(here)?;
+        act(here, seed)?;
         Ok(Task {
             split: split.into(),
             index,
             seed,
             key: format!("{split}/{index}"),
             prompt: vec![message(here)],
-            tools: Vec::new(),
+            tools: if here == "tools" { vec![ToolDef::new("x", "", &"{}".into())] } else { Vec::new() },
             answer: None,
             payload: if here == "bad-json" { "{".into() } else { "{}".into() },
             max_turns: None,
@@ -106,15 +159,15 @@ impl Environment for Misbehave {
         })
     }
 
-    fn open(&self, task: Task, _context: RolloutContext) -> Result<Attempt> {
-        let attempt = Attempt { split: task.split, at: task.index, calls: 0, turns: 0 };
+    fn open(self: &Rc<Self>, task: Task, context: RolloutContext) -> Result<Attempt> {
+        let attempt = Attempt { split: task.split, at: task.index, seed: context.seed, calls: 0, turns: 0 };
         attempt.maybe(1)?;
         Ok(attempt)
     }
 
     fn score_group(&self, _task: Task, members: Vec<Finished>) -> Result<Vec<Score>> {
         // A rank: more messages, more reward.
-        Ok(members.iter().map(|member| Score::empty().reward("turns", member.messages.len() as f64, 1.0)).collect())
+        Ok(members.iter().map(|member| Score::empty().reward("turns", member.messages.len() as f64)).collect())
     }
 }
 
@@ -122,6 +175,7 @@ impl Environment for Misbehave {
 pub struct Attempt {
     split: String,
     at: u64,
+    seed: u64,
     calls: u32,
     turns: u32,
 }
@@ -133,16 +187,19 @@ impl Attempt {
             return Ok("honest");
         }
         log::debug(&format!("{} in {}", self.split, CALLS[call as usize]));
-        act(&self.split)?;
+        act(&self.split, self.seed)?;
         Ok(&self.split)
     }
 
     fn turn(&self, act: &str, mut turn: Turn) -> Turn {
         match act {
-            "huge" | "image" => turn.messages = vec![message(act)],
-            "nan" => turn.reward = Some(f64::NAN),
-            "undeclared" => turn.metrics = vec![Metric { name: "surprise".into(), value: 1.0 }],
-            "bad-json" => turn.sampling = Some("{".into()),
+            "huge" | "gigabyte" | "utf8" | "image" | "tool-id" => turn.messages = vec![message(act)],
+            "nan" | "inf" | "large" => turn.reward = number(act),
+            "undeclared" => turn.metrics = vec![NamedValue::new("surprise", 1.0)],
+            "twice" => turn.metrics = vec![NamedValue::new("calls", 1.0), NamedValue::new("calls", 1.0)],
+            "bad-json" => turn.sampling = Some("{\"temperature\": 2}".into()),
+            "silent" => turn.messages.clear(),
+            "tools" => turn.tools = Some(vec![ToolDef::new("x", "", &"{}".into())]),
             _ => {}
         }
         turn
@@ -164,10 +221,12 @@ impl Rollout for Attempt {
 
     fn score(&mut self, truncated: Option<&str>) -> Result<Score> {
         let (turns, calls) = (f64::from(self.turns), f64::from(self.calls + 1));
-        let mut score = Score::empty().reward("turns", turns, 1.0).metric("calls", calls);
+        let mut score = Score::empty().reward("turns", turns).metric("calls", calls);
         match self.maybe(4)? {
             "nan" => score.components[0].value = f64::INFINITY,
-            "undeclared" => score = score.reward("surprise", 1.0, 1.0),
+            act @ ("inf" | "large") => score.components[0].value = number(act).unwrap_or_default(),
+            "undeclared" => score = score.reward("surprise", 1.0),
+            "twice" => score = score.reward("turns", 1.0),
             "bad-json" => score.info = Some("{".into()),
             "huge" => score.info = Some(format!("\"{}\"", "x".repeat(8 << 20))),
             _ => score.info = truncated.map(|reason| format!("\"cut: {reason}\"")),

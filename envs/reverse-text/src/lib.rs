@@ -6,142 +6,75 @@
 
 mod texts;
 
-use prl_env::{
-    Completion, Environment, Error, ErrorCode, Features, Info, Message, Result, Rollout, RolloutContext, Score, Split,
-    Task, Turn,
-};
-use serde::Deserialize;
-use serde_json::{Value, json};
-use texts::Words;
+use prl_env::{Attempt, Error, Message, Recipe, Result, Rng, Spec, Task};
+use serde_json::json;
+use std::cell::LazyCell;
+use texts::{LONGEST, SHORTEST, Words};
 
 /// The instruction, as a system message or at the head of the user's.
 const INSTRUCTION: &str = "Reverse the text character-by-character. Put your answer in <reversed_text> tags.";
 const TAG: &str = "reversed_text";
 const EVAL_TASKS: u64 = 256;
-const MIN_CHARS: usize = 10;
-const MAX_CHARS: usize = 24;
 
-/// What the run may set.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Args {
-    min_chars: usize,
-    max_chars: usize,
-    system_prompt: bool,
-    demonstration_quality: f64,
-}
-
-impl Default for Args {
-    fn default() -> Self {
-        Args { min_chars: MIN_CHARS, max_chars: MAX_CHARS, system_prompt: true, demonstration_quality: 1.0 }
+prl_env::args! {
+    /// What the run may set.
+    pub struct Args {
+        /// least characters of a text, spaces included
+        min_chars: usize = 10 => [min(SHORTEST as f64), max(LONGEST as f64)];
+        /// most characters of a text, spaces included
+        max_chars: usize = 24 => [min(SHORTEST as f64), max(LONGEST as f64)];
+        /// whether the instruction is sent as a system message
+        system_prompt: bool = true;
+        /// share of tasks whose payload holds a right demonstration; the others show a typical mistake
+        demonstration_quality: f64 = 1.0 => [min(0), max(1)];
     }
 }
 
 /// The configured environment.
 pub struct ReverseText {
     args: Args,
-    train: Words,
-    eval: Words,
+    /// Read when the first task is made: an instance that only plays a rollout does without.
+    train: LazyCell<Words>,
+    eval: LazyCell<Words>,
 }
 
 prl_env::export!(ReverseText);
 
-impl Environment for ReverseText {
-    type Rollout = Attempt;
+impl Recipe for ReverseText {
+    type Args = Args;
+    type State = ();
 
-    fn describe() -> Info {
-        let integer = |default: usize, description: &str| {
-            json!({ "type": "integer", "minimum": texts::SHORTEST, "maximum": texts::LONGEST, "default": default,
-                    "description": description })
-        };
-        let schema = json!({
-            "type": "object",
-            "additionalProperties": false,
-            "properties": {
-                "min_chars": integer(MIN_CHARS, "least characters of a text, spaces included"),
-                "max_chars": integer(MAX_CHARS, "most characters of a text, spaces included"),
-                "system_prompt": { "type": "boolean", "default": true,
-                    "description": "whether the instruction is sent as a system message" },
-                "demonstration_quality": { "type": "number", "minimum": 0, "maximum": 1, "default": 1,
-                    "description": "share of tasks whose payload holds a right demonstration; the others show a \
-                                    typical mistake" },
-            },
-        });
-        Info {
-            name: "reverse-text".into(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            description: "Reverse 2 to 4 English words character by character.".into(),
-            args_schema: schema.to_string(),
-            splits: vec![
-                Split { name: "train".into(), size: None },
-                Split { name: "eval".into(), size: Some(EVAL_TASKS) },
-            ],
-            features: Features::PROCEDURAL | Features::DETERMINISTIC,
-            components: vec!["reverse_text".into()],
-            metrics: vec!["format".into()],
-            tags: vec!["text".into(), "single-turn".into()],
-        }
+    fn spec() -> Spec<Self> {
+        let description = "Reverse 2 to 4 English words character by character.";
+        Spec::<Self>::new("reverse-text", env!("CARGO_PKG_VERSION"), description)
+            .split("train", None)
+            .split("eval", Some(EVAL_TASKS))
+            .reward("reverse_text", 1.0, Self::reward)
+            .metric("format", |_, attempt| prl_env::tag(&attempt.text(), TAG).is_some())
+            .tags(&["text", "single-turn"])
     }
 
-    fn configure(args: &str) -> Result<Self> {
-        let args: Args = serde_json::from_str(args).map_err(|e| Error::invalid_config(e.to_string()))?;
-        if args.min_chars > args.max_chars || args.min_chars < texts::SHORTEST || args.max_chars > texts::LONGEST {
+    fn new(args: Args) -> Result<Self> {
+        if args.min_chars > args.max_chars {
             return Err(Error::invalid_config(format!(
-                "min_chars = {} and max_chars = {} must satisfy {} <= min_chars <= max_chars <= {}",
-                args.min_chars,
-                args.max_chars,
-                texts::SHORTEST,
-                texts::LONGEST,
+                "min_chars = {} must not be more than max_chars = {}",
+                args.min_chars, args.max_chars
             )));
         }
-        if !(0.0..=1.0).contains(&args.demonstration_quality) {
-            return Err(Error::invalid_config(format!(
-                "demonstration_quality = {} must be between 0 and 1",
-                args.demonstration_quality
-            )));
-        }
-        Ok(ReverseText { args, train: Words::train(), eval: Words::eval() })
+        Ok(ReverseText { args, train: LazyCell::new(Words::train), eval: LazyCell::new(Words::eval) })
     }
 
     fn task(&self, split: &str, index: u64, seed: u64) -> Result<Task> {
-        let (text, key) = match split {
-            "train" => (self.text(&self.train, &[seed, index]), format!("train/{seed}/{index}")),
+        let text = match split {
+            "train" => self.text(&self.train, &[seed, index]),
             // The eval split is the same 256 texts whatever the seed, so that runs compare.
-            "eval" if index < EVAL_TASKS => (self.text(&self.eval, &[index]), format!("eval/{index}")),
-            "eval" => {
-                return Err(Error::invalid_task(format!("split `eval` has {EVAL_TASKS} tasks, no index {index}")));
-            }
-            _ => return Err(Error::invalid_task(format!("no split `{split}`; there are `train` and `eval`"))),
+            _ => self.text(&self.eval, &[index]),
         };
         let reversed: String = text.chars().rev().collect();
         let user = Message::user(text.as_str());
-        Ok(Task {
-            split: split.into(),
-            index,
-            seed,
-            key,
-            prompt: if self.args.system_prompt { vec![Message::system(INSTRUCTION), user] } else { vec![user] },
-            tools: Vec::new(),
-            payload: json!({ "text": text, "demonstration": self.demonstration(&text, &reversed, [seed, index]) })
-                .to_string(),
-            answer: Some(json!(reversed).to_string()),
-            max_turns: Some(1),
-            tags: Vec::new(),
-        })
-    }
-
-    fn open(&self, task: Task, _context: RolloutContext) -> Result<Attempt> {
-        let answer = task.answer.as_deref().and_then(|json| serde_json::from_str::<Value>(json).ok());
-        match answer {
-            Some(Value::String(reversed)) => Ok(Attempt { reversed, said: None }),
-            _ => Err(Error::invalid_task(format!("task `{}` carries no reversed text as its answer", task.key))),
-        }
-    }
-}
-
-impl ReverseText {
-    fn text(&self, words: &Words, parts: &[u64]) -> String {
-        words.text(&mut prl_env::Rng::from_parts(parts), self.args.min_chars, self.args.max_chars)
+        let prompt = if self.args.system_prompt { vec![Message::system(INSTRUCTION), user] } else { vec![user] };
+        let demonstration = self.demonstration(&text, &reversed, [seed, index]);
+        Ok(Task::new(prompt).answer(reversed).payload(json!({ "text": text, "demonstration": demonstration })))
     }
 }
 
@@ -149,10 +82,19 @@ impl ReverseText {
 const DEMONSTRATION: u64 = 1;
 
 impl ReverseText {
+    fn reward(&self, attempt: &Attempt<Self>) -> f64 {
+        let said = attempt.text();
+        prl_env::tag(&said, TAG).map_or(0.0, |answer| prl_env::ratio(answer, &attempt.answer()))
+    }
+
+    fn text(&self, words: &Words, parts: &[u64]) -> String {
+        words.text(&mut Rng::from_parts(parts), self.args.min_chars, self.args.max_chars)
+    }
+
     /// An expert's answer, or, for the share of tasks that `demonstration_quality` leaves, a beginner's: without the
     /// tag, not reversed, or ended early.
     fn demonstration(&self, text: &str, reversed: &str, parts: [u64; 2]) -> String {
-        let mut rng = prl_env::Rng::from_parts(&[parts[0], parts[1], DEMONSTRATION]);
+        let mut rng = Rng::from_parts(&[parts[0], parts[1], DEMONSTRATION]);
         let tagged = |answer: &str| format!("<{TAG}>{answer}</{TAG}>");
         if rng.unit() < self.args.demonstration_quality {
             return tagged(reversed);
@@ -165,81 +107,51 @@ impl ReverseText {
     }
 }
 
-/// One attempt: the model answers once.
-pub struct Attempt {
-    reversed: String,
-    said: Option<String>,
-}
-
-impl Rollout for Attempt {
-    fn step(&mut self, completion: Completion) -> Result<Turn> {
-        if self.said.is_some() {
-            return Err(Error::new(ErrorCode::InvalidState, "the rollout is over: there is one turn"));
-        }
-        self.said = Some(completion.message.text());
-        Ok(Turn::terminated("answered"))
-    }
-
-    fn score(&mut self, _truncated: Option<&str>) -> Result<Score> {
-        let answer = self.said.as_deref().and_then(|said| prl_env::tag(said, TAG));
-        let reward = answer.map_or(0.0, |answer| prl_env::ratio(answer, &self.reversed));
-        Ok(Score::empty().reward("reverse_text", reward, 1.0).metric("format", f64::from(u8::from(answer.is_some()))))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use prl_env::FinishReason;
+    use prl_env::ErrorCode;
+    use prl_env::testing::Harness;
+    use std::collections::HashSet;
 
-    fn environment(args: &str) -> ReverseText {
-        ReverseText::configure(args).expect("valid arguments")
+    fn harness(args: &str) -> Harness<ReverseText> {
+        Harness::new(args).expect("valid arguments")
     }
 
-    fn score(env: &ReverseText, task: Task, said: Option<&str>) -> (f64, f64) {
-        let context = RolloutContext { id: "0.0".into(), seed: 0, sample: 0, group_size: 1, step: 0, eval: false };
-        let mut attempt = env.open(task, context).unwrap();
-        assert_eq!(attempt.start().unwrap(), Turn::next(vec![]));
-        if let Some(said) = said {
-            let completion = Completion {
-                message: Message::assistant(said),
-                finish_reason: FinishReason::Stop,
-                completion_tokens: 1,
-                context_left: None,
-            };
-            assert_eq!(attempt.step(completion.clone()).unwrap(), Turn::terminated("answered"));
-            assert_eq!(attempt.step(completion).unwrap_err().code, ErrorCode::InvalidState);
-        }
-        let score = attempt.score(None).unwrap();
-        assert_eq!((score.components.len(), score.metrics.len()), (1, 1));
-        (score.components[0].value, score.metrics[0].value)
+    fn score(harness: &Harness<ReverseText>, task: &Task, said: &str) -> (f64, f64) {
+        let played = harness.answer(task, said).unwrap();
+        assert_eq!(played.stop.as_deref(), Some("answered"));
+        (played.reward, played.value("format"))
     }
 
     #[test]
     fn tasks_are_reproducible_and_as_described() {
-        let env = environment("{}");
-        let mut texts = std::collections::HashSet::new();
+        let (harness, again) = (harness("{}"), harness("{}"));
+        let mut texts = HashSet::new();
         for (split, index, seed) in (0..300).map(|i| ("train", i, 5)).chain((0..EVAL_TASKS).map(|i| ("eval", i, 5))) {
-            let task = env.task(split, index, seed).unwrap();
-            assert_eq!(task, environment("{}").task(split, index, seed).unwrap());
-            let payload: Value = serde_json::from_str(&task.payload).unwrap();
+            let task = harness.task(split, index, seed).unwrap();
+            assert_eq!(task, again.task(split, index, seed).unwrap());
+            let payload = task.payload_value();
             let text = payload["text"].as_str().unwrap().to_owned();
             assert_eq!((task.prompt[0].text().as_str(), task.prompt[1].text()), (INSTRUCTION, text.clone()));
-            assert_eq!(score(&env, task, payload["demonstration"].as_str()), (1.0, 1.0));
+            assert_eq!(score(&harness, &task, payload["demonstration"].as_str().unwrap()), (1.0, 1.0));
             texts.insert(text);
         }
         assert!(texts.len() > 550, "only {} different texts", texts.len());
-        assert_eq!(env.task("eval", 3, 1).unwrap().prompt, env.task("eval", 3, 2).unwrap().prompt);
-        assert_ne!(env.task("train", 3, 1).unwrap().prompt, env.task("train", 3, 2).unwrap().prompt);
+        let prompt = |split, index, seed| harness.task(split, index, seed).unwrap().prompt;
+        assert_eq!(prompt("eval", 3, 1), prompt("eval", 3, 2));
+        assert_ne!(prompt("train", 3, 1), prompt("train", 3, 2));
+        assert_eq!(harness.task("train", 3, 1).unwrap().key, "train/1/3");
+        assert_eq!(harness.task("eval", 3, 1).unwrap().key, "eval/3");
+        harness.conforms(10).unwrap();
     }
 
     #[test]
     fn the_share_of_right_demonstrations_is_as_asked() {
-        let env = environment(r#"{"demonstration_quality": 0.3}"#);
+        let harness = harness(r#"{"demonstration_quality": 0.3}"#);
         let right = (0..1000).filter(|index| {
-            let task = env.task("train", *index, 7).unwrap();
-            let payload: Value = serde_json::from_str(&task.payload).unwrap();
-            score(&env, task, payload["demonstration"].as_str()).0 == 1.0
+            let task = harness.task("train", *index, 7).unwrap();
+            score(&harness, &task, task.payload_value()["demonstration"].as_str().unwrap()).0 == 1.0
         });
         let right = right.count();
         assert!((250..350).contains(&right), "{right} of 1000");
@@ -247,38 +159,36 @@ mod tests {
 
     #[test]
     fn the_reward_is_the_ratio_inside_the_tag() {
-        let env = environment("{}");
-        let mut task = env.task("train", 0, 0).unwrap();
-        task.answer = Some("\"dlrow olleh\"".into());
-        let score = |said| score(&env, task.clone(), said);
-        assert_eq!(score(Some("let me see <reversed_text>\n dlrow olleh </reversed_text>")), (1.0, 1.0));
+        let harness = harness("{}");
+        let task = harness.task("train", 0, 0).unwrap().answer("dlrow olleh");
+        let score = |said| score(&harness, &task, said);
+        assert_eq!(score("let me see <reversed_text>\n dlrow olleh </reversed_text>"), (1.0, 1.0));
         // All 10 characters match: 2·10 / (10 + 11).
-        assert_eq!(score(Some("<reversed_text>dlrow oleh</reversed_text>")), (20.0 / 21.0, 1.0));
-        assert_eq!(score(Some("<reversed_text></reversed_text>")), (0.0, 1.0));
-        assert_eq!(score(Some("dlrow olleh")), (0.0, 0.0));
-        assert_eq!(score(Some("<reversed_text>dlrow olleh")), (0.0, 0.0));
-        assert_eq!(score(None), (0.0, 0.0));
+        assert_eq!(score("<reversed_text>dlrow oleh</reversed_text>"), (20.0 / 21.0, 1.0));
+        assert_eq!(score("<reversed_text></reversed_text>"), (0.0, 1.0));
+        assert_eq!(score("dlrow olleh"), (0.0, 0.0));
+        assert_eq!(score("<reversed_text>dlrow olleh"), (0.0, 0.0));
     }
 
     #[test]
     fn arguments_are_checked_and_obeyed() {
-        let env = environment(r#"{"min_chars": 5, "max_chars": 6, "system_prompt": false}"#);
+        let short = harness(r#"{"min_chars": 5, "max_chars": 6, "system_prompt": false}"#);
         for index in 0..50 {
-            let task = env.task("train", index, 0).unwrap();
+            let task = short.task("train", index, 0).unwrap();
             assert_eq!(task.prompt.len(), 1);
             assert!((5..=6).contains(&task.prompt[0].text().len()));
         }
         let refused = |args: &str| {
-            let error = ReverseText::configure(args).err().expect("refused");
+            let error = Harness::<ReverseText>::new(args).err().expect("refused");
             assert_eq!(error.code, ErrorCode::InvalidConfig);
             error.message
         };
-        assert!(refused(r#"{"min_char": 5}"#).contains("unknown field `min_char`"));
-        assert!(refused(r#"{"min_chars": 30}"#).contains("min_chars = 30 and max_chars = 24"));
-        assert!(refused(r#"{"max_chars": 400}"#).contains("<= 39"));
-        assert!(refused(r#"{"demonstration_quality": 1.5}"#).contains("between 0 and 1"));
+        assert!(refused(r#"{"min_char": 5}"#).contains("unknown argument `min_char`"));
+        assert!(refused(r#"{"min_chars": 30}"#).contains("min_chars = 30 must not be more than max_chars = 24"));
+        assert!(refused(r#"{"max_chars": 400}"#).contains("it must be at most 39"));
+        assert!(refused(r#"{"demonstration_quality": 1.5}"#).contains("it must be at most 1"));
         assert!(refused("[").contains("EOF"));
-        assert_eq!(env.task("test", 0, 0).unwrap_err().code, ErrorCode::InvalidTask);
-        assert_eq!(env.task("eval", EVAL_TASKS, 0).unwrap_err().code, ErrorCode::InvalidTask);
+        assert_eq!(short.task("test", 0, 0).unwrap_err().code, ErrorCode::InvalidTask);
+        assert_eq!(short.task("eval", EVAL_TASKS, 0).unwrap_err().code, ErrorCode::InvalidTask);
     }
 }

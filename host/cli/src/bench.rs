@@ -1,16 +1,17 @@
 //! `--bench`: a few training steps on the clock, as a table and as JSON. Owns which numbers are told and how; must not know
 //! what a step trains on.
 
-use crate::failure::{Failure, input, run as running};
-use crate::logging;
+use crate::compute::Compute;
+use crate::failure::{Failure, run as running};
+use crate::{logging, machine};
 use prl_config::{Bench, Loaded};
 use prl_monitor::duration;
-use prl_store::write_atomic;
-use prl_trainer::StepMetrics;
-use prl_types::Summary;
+use prl_trainer::{StepMetrics, Update};
+use prl_types::{Step, Summary};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::path::Path;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 /// A column: heading, metric, how a value reads.
 type Column = (&'static str, &'static str, fn(f64) -> String);
@@ -27,51 +28,155 @@ const COLUMNS: [Column; 4] = [
     ("Peak Memory", PEAK_MEMORY, |v| format!("{v:.1} GiB")),
 ];
 
-/// Refuses a place for the result that could not be written, before anything is measured.
-pub fn check(bench: &Bench) -> Result<(), Failure> {
-    let Some(path) = &bench.output_json else { return Ok(()) };
-    let refuse =
-        |reason: &str| Failure::input(format_args!("`bench.output_json`: `{}` {reason}; name a file", path.display()));
-    if path.is_dir() || path.file_name().is_none() {
-        return Err(refuse("is a folder"));
+/// The file for the result, seen to be writable: links are followed, and whatever is there must be a regular file.
+pub struct Output {
+    /// As it was named, for messages.
+    named: PathBuf,
+    /// Where it really is.
+    file: PathBuf,
+}
+
+/// So many links on the way to a file are a circle.
+const MOST_LINKS: usize = 40;
+
+impl Output {
+    /// Tries the place before anything is measured, and leaves it as it was. `None` where no file is asked for.
+    ///
+    /// # Errors
+    /// A place that a file cannot be put at.
+    pub fn check<C>(bench: &Bench, loaded: &Loaded<C>) -> Result<Option<Self>, Failure> {
+        let Some(path) = &bench.output_json else { return Ok(None) };
+        let named = loaded.path_of("bench.output_json", path);
+        let file = match target(&named) {
+            Ok(file) => file,
+            Err(reason) => return Err(refused(&named, reason)),
+        };
+        let output = Output { named, file };
+        let made = output.make_folder().map_err(|e| refused(&output.named, e))?;
+        let tried = output.aside();
+        for folder in made {
+            // What somebody else has put there meanwhile keeps it.
+            let _ = std::fs::remove_dir(folder);
+        }
+        tried.map_err(|e| refused(&output.named, e))?;
+        Ok(Some(output))
     }
-    let mut above = path.ancestors().skip(1).filter(|p| !p.as_os_str().is_empty());
-    match above.find(|p| p.exists()) {
-        Some(parent) if !parent.is_dir() => Err(refuse("lies below a file")),
-        _ => Ok(()),
+
+    fn folder(&self) -> &Path {
+        self.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    /// Creates the folder; returns what was not there, the innermost first.
+    fn make_folder(&self) -> std::io::Result<Vec<PathBuf>> {
+        let absent = |p: &&Path| !p.as_os_str().is_empty() && !p.exists();
+        let made = self.folder().ancestors().take_while(absent).map(Path::to_path_buf).collect();
+        std::fs::create_dir_all(self.folder())?;
+        Ok(made)
+    }
+
+    /// A file of a name that nobody has, beside the result; it goes away unless it is kept.
+    fn aside(&self) -> std::io::Result<tempfile::NamedTempFile> {
+        use std::os::unix::fs::PermissionsExt;
+        let old = std::fs::metadata(&self.file).map(|old| old.permissions());
+        // The system takes the umask off.
+        let mode = old.unwrap_or_else(|_| std::fs::Permissions::from_mode(0o666));
+        tempfile::Builder::new().prefix(".bench-").permissions(mode).tempfile_in(self.folder())
+    }
+
+    fn write(&self, result: &Value) -> Result<(), Failure> {
+        let text = serde_json::to_vec_pretty(result).map_err(Failure::run)?;
+        let written = || {
+            self.make_folder()?;
+            let mut aside = self.aside()?;
+            aside.write_all(&[text.as_slice(), b"\n"].concat())?;
+            aside.as_file().sync_all()?;
+            aside.persist(&self.file).map_err(|e| e.error)
+        };
+        written().map(drop).map_err(running(format_args!("`bench.output_json`: `{}`", self.named.display())))
     }
 }
 
-/// Takes `steps` steps (the first is not counted) and reports. `step` tells the console line of one as well.
+fn refused(path: &Path, reason: impl std::fmt::Display) -> Failure {
+    Failure::input(format_args!("`bench.output_json`: `{}`: {reason}; name a file that can be written", path.display()))
+}
+
+/// Where a path leads: a regular file, or none yet.
+fn target(named: &Path) -> Result<PathBuf, String> {
+    let mut path = named.to_path_buf();
+    for _ in 0..MOST_LINKS {
+        // A descriptor of this process looks like a link to a file and is none.
+        if path.starts_with("/proc") || path.starts_with("/dev") {
+            return Err("it is not a regular file".into());
+        }
+        match std::fs::symlink_metadata(&path) {
+            Ok(meta) if meta.is_symlink() => {
+                let to = std::fs::read_link(&path).map_err(|e| e.to_string())?;
+                path = path.parent().unwrap_or(Path::new("")).join(to);
+            }
+            Ok(meta) if meta.is_dir() => return Err("it is a folder".into()),
+            Ok(meta) if !meta.is_file() => return Err("it is not a regular file".into()),
+            Ok(_) => return Ok(path),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return match named.file_name() {
+                    Some(_) if !named.as_os_str().as_encoded_bytes().ends_with(b"/") => Ok(path),
+                    _ => Err("it is a folder".into()),
+                };
+            }
+            Err(e) => return Err(e.to_string()),
+        }
+    }
+    Err("its links lead in a circle".into())
+}
+
+/// A measured step.
+pub struct Measured {
+    /// Which.
+    pub step: Step,
+    /// What it did to the weights.
+    pub update: Update,
+    /// Its metrics.
+    pub metrics: StepMetrics,
+    /// Its console line.
+    pub line: String,
+}
+
+/// Takes `steps` steps (the first is not counted), writes the result and reports.
+///
+/// # Errors
+/// A step that fails or whose loss is not finite, and a result that cannot be written.
 pub fn run<C: Serialize>(
-    (bench, loaded): (&Bench, &Loaded<C>),
+    (output, loaded, compute): (Option<&Output>, &Loaded<C>, &Compute),
     steps: u64,
-    total_memory_gib: f64,
-    mut step: impl FnMut() -> Result<(StepMetrics, String), Failure>,
+    mut step: impl FnMut() -> Result<Measured, Failure>,
 ) -> Result<u8, Failure> {
+    let total_memory_gib = machine::total_memory_gib(compute.device);
     let mut measured = Vec::new();
     for n in 1..=steps {
-        let (metrics, line) = step()?;
+        let Measured { step, update, metrics, line } = step()?;
+        match update {
+            Update::Applied => {}
+            Update::NothingTrainable => {
+                tracing::warn!(target: "prl_trainer", "step {step}: no token of the batch trains; the weights stay");
+            }
+            Update::NotFinite => {
+                return Err(Failure::run(format_args!(
+                    "step {step}: loss or gradient is not finite, so that a step that trains is not measured; lower \
+                     `optim.lr` or use other weights"
+                )));
+            }
+        }
         tracing::info!(target: "prl_trainer", success = true, "{line}");
         if n > 1 {
             measured.push((n, metrics));
         }
     }
-    logging::print(table(&measured, total_memory_gib).trim_end())?;
-    if let Some(path) = &bench.output_json {
-        let config = serde_json::to_value(&loaded.config).map_err(Failure::run)?;
-        let result = json!({ "config": config, "metrics": metrics(&measured, total_memory_gib) });
-        write(path, &result)?;
+    if let Some(output) = output {
+        let mut config = serde_json::to_value(&loaded.config).map_err(Failure::run)?;
+        // What "auto" turned out to be.
+        config["device"] = compute.device.to_string().into();
+        output.write(&json!({ "config": config, "metrics": metrics(&measured, total_memory_gib) }))?;
     }
-    Ok(0)
-}
-
-fn write(path: &Path, result: &Value) -> Result<(), Failure> {
-    if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
-        std::fs::create_dir_all(parent).map_err(input("`bench.output_json`"))?;
-    }
-    let text = serde_json::to_vec_pretty(result).map_err(Failure::run)?;
-    write_atomic(path, &[text.as_slice(), b"\n"].concat()).map_err(running("`bench.output_json`"))
+    logging::print(table(&measured, total_memory_gib).trim_end())
 }
 
 /// Over steps: mean, standard deviation of a sample, extremes. None where a step lacks the metric.
@@ -144,6 +249,33 @@ mod tests {
             (n, values.into_iter().map(|(name, value)| (name.to_string(), value)).collect())
         };
         vec![step(2, 1.0), step(3, 2.0), step(4, 3.0)]
+    }
+
+    #[test]
+    fn a_path_leads_to_a_regular_file_or_to_none_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "old").unwrap();
+        std::os::unix::fs::symlink("file", at("link")).unwrap();
+        std::os::unix::fs::symlink("later/new.json", at("dangling")).unwrap();
+        std::os::unix::fs::symlink("circle", at("circle")).unwrap();
+        assert_eq!(target(&at("file")), Ok(at("file")));
+        assert_eq!(target(&at("link")), Ok(at("file")));
+        assert_eq!(target(&at("dangling")), Ok(at("later/new.json")));
+        assert_eq!(target(&at("new/result.json")), Ok(at("new/result.json")));
+        for (name, reason) in
+            [("", "a folder"), ("circle", "circle"), ("file/below", "directory"), ("none/", "a folder")]
+        {
+            assert!(target(&at(name)).unwrap_err().contains(reason), "{name}: {:?}", target(&at(name)));
+        }
+        for device in ["/dev/null", "/dev/stdout", "/proc/self/fd/1"] {
+            assert_eq!(target(Path::new(device)), Err("it is not a regular file".into()));
+        }
+        let output = Output { named: at("link"), file: at("file") };
+        output.write(&json!({"a": 1})).unwrap();
+        assert!(std::fs::symlink_metadata(at("link")).unwrap().is_symlink());
+        assert!(std::fs::read_to_string(at("file")).unwrap().contains("\"a\": 1"));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "something is left behind");
     }
 
     #[test]

@@ -79,6 +79,7 @@ impl Plan {
         let options = SaveOptions { companions: Some(self.companions.clone()), ..SaveOptions::default() };
         let weights = run.weights().begin(step).map_err(|e| e.to_string())?;
         decoder.save_hf(weights.dir(), &options).map_err(|e| e.to_string())?;
+        share_weights(weights.dir()).map_err(|e| e.to_string())?;
         weights.commit().map_err(|e| e.to_string())?;
         run.weights().prune(self.keep).map_err(|e| e.to_string())?;
         if self.weights_only {
@@ -89,6 +90,7 @@ impl Plan {
         std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
         decoder.save_hf(&dir, &options).map_err(|e| e.to_string())?;
         save_trainer(&dir).map_err(|e| e.to_string())?;
+        share_weights(&dir).map_err(|e| e.to_string())?;
         if let Some(progress) = orchestrator {
             let text = serde_json::to_vec_pretty(progress).map_err(|e| e.to_string())?;
             checkpoint.write(ORCHESTRATOR, &text).map_err(|e| e.to_string())?;
@@ -97,6 +99,23 @@ impl Plan {
         run.checkpoints().prune(self.keep).map_err(|e| e.to_string())?;
         Ok(())
     }
+}
+
+/// Whether a checkpoint was written by `prl rl`.
+pub fn is_of_rl(checkpoint: &Path) -> bool {
+    checkpoint.join(ORCHESTRATOR).exists()
+}
+
+/// Gives weight files the permissions of the folder's other files: they are written aside under ones of their own.
+fn share_weights(dir: &Path) -> std::io::Result<()> {
+    let permissions = std::fs::metadata(dir.join(prl_model::CONFIG_FILE))?.permissions();
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            std::fs::set_permissions(&path, permissions.clone())?;
+        }
+    }
+    Ok(())
 }
 
 /// The model of a checkpoint in place of `start`, which it must have the shape of.

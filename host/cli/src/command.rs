@@ -1,5 +1,8 @@
 //! The command line as clap sees it. Configuration words are passed through as they are.
 
+use crate::env;
+use crate::eval;
+use crate::replay;
 use clap::{Args, Parser, Subcommand};
 
 /// Reinforcement-learning post-training for language models.
@@ -31,6 +34,13 @@ pub enum Command {
     Trainer(Words),
     /// Say what this machine can do and what is missing for more.
     Doctor(Doctor),
+    /// Look at, try out, make and build environments.
+    #[command(subcommand)]
+    Env(env::Command),
+    /// Evaluate a model on an environment.
+    Eval(eval::Eval),
+    /// Run the environments' side of recorded rollouts again and compare it.
+    Replay(replay::Replay),
 }
 
 /// What `prl doctor` is asked.
@@ -42,6 +52,9 @@ pub struct Doctor {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// What the command starts itself with, to look at CUDA's libraries in a process that may crash.
+    #[arg(long, hide = true)]
+    pub probe: bool,
 }
 
 /// Everything after the command's name.

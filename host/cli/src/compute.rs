@@ -2,9 +2,11 @@
 //! a learner; must not know what is trained.
 
 use crate::failure::Failure;
+use crate::logging;
 use prl_config::{AcMode, AcTarget, MatmulPrecision, TrainerModel};
-use prl_model::{Arithmetic, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, Recompute};
-use std::path::PathBuf;
+use prl_kernels::libraries::LibraryError;
+use prl_model::{Arithmetic, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError, Recompute};
+use std::path::{Path, PathBuf};
 
 /// The device and the implementation that a run computes with.
 #[derive(Clone)]
@@ -15,41 +17,70 @@ pub struct Compute {
     pub kernels: Kernels,
     /// Open where our own kernels run on a GPU.
     gpu: Option<Gpu>,
+    /// Whether the configuration leaves the device open.
+    auto: bool,
 }
 
 impl Compute {
-    /// Opens what the configuration names. `auto` is the first GPU that can be used, else the CPU.
+    /// Opens what the configuration names. `auto` is the first GPU that can be used, else the CPU, which is deterministic
+    /// in any case.
     ///
     /// # Errors
     /// A device that is not there, or that this binary cannot use.
-    pub fn open(device: prl_config::Device, kernels: prl_config::Kernels) -> Result<Compute, Failure> {
+    pub fn open(
+        device: prl_config::Device,
+        kernels: prl_config::Kernels,
+        deterministic: bool,
+    ) -> Result<Compute, Failure> {
         let kernels = match kernels {
             prl_config::Kernels::Fast => Kernels::Fast,
             prl_config::Kernels::Reference => Kernels::Reference,
         };
-        let on = |device| Self::on(device, kernels).map_err(|e| Failure::input(format_args!("`device`: {e}")));
+        let on = |device| {
+            Self::on(device, kernels, deterministic).map_err(|e| Failure::input(format_args!("`device`: {e}")))
+        };
         match device {
             prl_config::Device::Cpu => on(Device::Cpu),
             prl_config::Device::Cuda(index) => on(Device::Cuda(index)),
-            prl_config::Device::Auto => match Self::on(Device::Cuda(0), kernels) {
-                Ok(compute) => Ok(compute),
+            prl_config::Device::Auto => match Self::on(Device::Cuda(0), kernels, deterministic) {
+                Ok(compute) => Ok(Compute { auto: true, ..compute }),
                 Err(reason) => {
-                    tracing::debug!("no GPU: {reason}");
+                    // Nobody without a driver expects a GPU; whoever has one should know why it is not used.
+                    match prl_kernels::libraries::driver() {
+                        Err(LibraryError::Missing { .. }) => tracing::debug!("no GPU: {reason}"),
+                        _ => tracing::warn!(target: "prl_trainer", "{reason}; this run uses the CPU"),
+                    }
                     on(Device::Cpu)
                 }
             },
         }
     }
 
-    fn on(device: Device, kernels: Kernels) -> Result<Compute, prl_model::ModelError> {
+    fn on(device: Device, kernels: Kernels, deterministic: bool) -> Result<Compute, ModelError> {
         let gpu = match (device, kernels) {
-            (Device::Cuda(index), Kernels::Fast) => Some(Gpu::open(index, kernel_cache().as_deref())?),
+            (Device::Cuda(index), Kernels::Fast) => Some(Gpu::open(index, kernel_cache().as_deref(), deterministic)?),
             _ => {
                 device.open()?;
                 None
             }
         };
-        Ok(Compute { device, kernels, gpu })
+        Ok(Compute { device, kernels, gpu, auto: false })
+    }
+
+    /// Whether our own kernels run on a GPU.
+    pub fn on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// Model, device and kernels in a line.
+    pub fn says(&self, model_dir: &Path, model: &ModelConfig) -> String {
+        let kernels = logging::kernels(self.kernels);
+        format!(
+            "Model {} | {} | device {} | {kernels} kernels",
+            model_dir.display(),
+            logging::shape(model),
+            self.device
+        )
     }
 
     /// Where burn holds a model's tensors: our own GPU kernels take them from main memory.
@@ -57,29 +88,43 @@ impl Compute {
         if self.gpu.is_some() { Device::Cpu } else { self.device }
     }
 
-    /// A model made ready to train.
+    /// A model made ready to train in passes of up to `tokens` tokens. Where the configuration left the device open and
+    /// the GPU cannot compute such a model, it is the CPU after all.
     ///
     /// # Errors
     /// A model that the device cannot compute or hold.
     pub fn learner(
-        &self,
+        &mut self,
         decoder: Decoder,
         model: &TrainerModel,
         precision: MatmulPrecision,
+        tokens: usize,
     ) -> Result<Learner, Failure> {
         let head_chunk = model.fused_lm_head_token_chunk_size;
-        let learner = match &self.gpu {
-            None => Learner::new(decoder, self.kernels, head_chunk),
-            Some(gpu) => {
-                let arithmetic = match precision {
-                    MatmulPrecision::Highest => Arithmetic::F32,
-                    MatmulPrecision::High | MatmulPrecision::Medium => Arithmetic::Bf16,
-                };
-                let options = GpuOptions { arithmetic, recompute: recompute(model), head_chunk };
-                Learner::on_gpu(decoder, gpu, &options)
-            }
+        let Some(gpu) = &self.gpu else {
+            return Learner::new(decoder, self.kernels, head_chunk).map_err(Failure::input);
         };
-        learner.map_err(Failure::input)
+        let arithmetic = match precision {
+            MatmulPrecision::Highest => Arithmetic::F32,
+            MatmulPrecision::High | MatmulPrecision::Medium => Arithmetic::Bf16,
+        };
+        let options = GpuOptions { arithmetic, recompute: recompute(model), head_chunk, tokens };
+        match Learner::on_gpu(decoder.clone(), gpu, &options) {
+            Ok(learner) => Ok(learner),
+            Err(e @ ModelError::Device { .. }) if self.auto => {
+                tracing::warn!(
+                    target: "prl_trainer",
+                    "{e}; this run uses the CPU (`device = \"cuda\"` insists on the GPU)"
+                );
+                (self.device, self.gpu) = (Device::Cpu, None);
+                Learner::new(decoder, self.kernels, head_chunk).map_err(Failure::input)
+            }
+            Err(ModelError::Memory(e)) => Err(Failure::input(format_args!(
+                "{e}; use a shorter `seq_len`, a smaller `micro_batch_size`, or recompute activations (`[model.ac]`, in \
+                 `prl rl` `[trainer.model.ac]`)"
+            ))),
+            Err(e) => Err(Failure::input(e)),
+        }
     }
 }
 

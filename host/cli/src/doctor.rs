@@ -1,6 +1,7 @@
 //! `prl doctor`: what this machine can do, and what is missing for more. Owns the report; must not change anything.
 
 mod cuda;
+mod probe;
 mod text;
 
 use crate::failure::{Failure, run as running};
@@ -11,7 +12,7 @@ use prl_algorithm::{Registry, Search};
 use prl_kernels::Isa;
 use prl_model::HubOptions;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Exit code where something that is asked for is missing.
 const MISSING: u8 = 2;
@@ -24,10 +25,19 @@ struct Report {
     cpu_ready: bool,
     /// Whether runs on a GPU can work.
     cuda_ready: bool,
+    #[serde(flatten)]
+    host: Host,
+    cuda: Cuda,
+}
+
+/// What can be said without CUDA.
+#[derive(Serialize)]
+struct Host {
     cpu: Cpu,
     caches: Vec<Cache>,
     algorithms: Vec<Algorithm>,
-    cuda: Cuda,
+    /// Algorithms' libraries that cannot be used, and why.
+    broken_algorithms: Vec<Broken>,
 }
 
 #[derive(Serialize)]
@@ -42,7 +52,7 @@ struct Cpu {
 struct Cache {
     of: &'static str,
     /// None without a home folder: nothing is kept.
-    dir: Option<PathBuf>,
+    dir: Option<String>,
     exists: bool,
 }
 
@@ -50,41 +60,60 @@ struct Cache {
 struct Algorithm {
     name: String,
     version: String,
-    file: PathBuf,
+    file: String,
 }
 
-/// Runs the command; with `cuda`, a GPU that cannot be used is a failure.
-pub fn run(cuda: bool, json: bool) -> Result<u8, Failure> {
-    let report = Report::new()?;
+#[derive(Serialize)]
+struct Broken {
+    file: String,
+    reason: String,
+}
+
+/// Runs the command; with `cuda`, a GPU that cannot be used is a failure. `probe` is this command's own helper.
+pub fn run(cuda: bool, json: bool, probe: bool) -> Result<u8, Failure> {
+    if probe {
+        probe::tell(cuda);
+        return Ok(0);
+    }
+    let host = Host::new()?;
+    if !json {
+        logging::print(text::host(&host).trim_end())?;
+    }
+    let report = Report::new(host, probe::ask(cuda));
     if json {
         logging::print(&serde_json::to_string_pretty(&report).map_err(Failure::run)?)?;
     } else {
-        logging::print(text::render(&report, cuda).trim_end())?;
+        logging::print(text::cuda(&report, cuda).trim_end())?;
     }
     let ready = report.cpu_ready && (report.cuda_ready || !cuda);
     Ok(if ready { 0 } else { MISSING })
 }
 
 impl Report {
+    fn new(host: Host, cuda: Cuda) -> Self {
+        let cpu_ready = !host.algorithms.is_empty();
+        let cuda_ready = cpu_ready && cuda.parts.iter().all(|part| part.found);
+        Report { version: env!("CARGO_PKG_VERSION"), cpu_ready, cuda_ready, host, cuda }
+    }
+}
+
+impl Host {
     fn new() -> Result<Self, Failure> {
         let binary = std::env::current_exe().map_err(running("the path of this binary"))?;
         let search = Search::new(Vec::new(), std::env::var_os("PRL_PLUGIN_PATH").as_deref(), &binary);
         let registry = Registry::discover(&search).map_err(Failure::input)?;
-        let algorithms: Vec<Algorithm> = registry
+        let algorithms = registry
             .names()
             .into_iter()
             .filter_map(|name| registry.get(name))
             .map(|found| Algorithm {
                 name: found.metadata.name.clone(),
                 version: found.metadata.version.clone(),
-                file: found.path.clone(),
+                file: shown(&found.path),
             })
             .collect();
-        let cuda = Cuda::look();
-        Ok(Report {
-            version: env!("CARGO_PKG_VERSION"),
-            cpu_ready: !algorithms.is_empty(),
-            cuda_ready: !algorithms.is_empty() && cuda.ready(),
+        let memory = machine::memory();
+        Ok(Host {
             cpu: Cpu {
                 cores: std::thread::available_parallelism().map_or(1, usize::from),
                 instructions: match prl_kernels::isa() {
@@ -92,18 +121,41 @@ impl Report {
                     Isa::Avx2 => "AVX2",
                     Isa::Portable => "portable",
                 },
-                memory_gib: machine::memory_gib("MemTotal"),
-                available_gib: machine::memory_gib("MemAvailable"),
+                memory_gib: memory.map(|memory| machine::gib(memory.total)),
+                available_gib: memory.map(|memory| machine::gib(memory.available)),
             },
             caches: caches(),
             algorithms,
-            cuda,
+            broken_algorithms: broken(&search, &registry),
         })
     }
 }
 
+/// Paths need not be text; JSON is.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// The algorithms that come with the binary, where their file is there, is no plug-in, and no other place has a usable one.
+fn broken(search: &Search, registry: &Registry) -> Vec<Broken> {
+    let shipped = |name: &str| (name.to_owned(), format!("lib{name}.so"));
+    let missing = ["grpo"].map(shipped).into_iter().filter(|(name, _)| registry.get(name).is_none());
+    let files = missing.flat_map(|(_, file)| search.places.iter().map(move |place| place.join(&file)));
+    files
+        .filter(|path| path.is_file())
+        .filter_map(|path| {
+            let reason = prl_algorithm::inspect(&path).err()?.to_string();
+            Some(Broken { file: shown(&path), reason })
+        })
+        .collect()
+}
+
 fn caches() -> Vec<Cache> {
-    let cache = |of, dir: Option<PathBuf>| Cache { of, exists: dir.as_ref().is_some_and(|d| d.is_dir()), dir };
+    let cache = |of, dir: Option<PathBuf>| Cache {
+        of,
+        exists: dir.as_ref().is_some_and(|d| d.is_dir()),
+        dir: dir.as_deref().map(shown),
+    };
     let var = |name: &str| std::env::var_os(name);
     let compiled = prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref());
     let models = HubOptions::from_vars(|name| std::env::var(name).ok()).cache;

@@ -64,6 +64,9 @@ pub struct Place {
 impl Place {
     /// Refuses a directory that holds a run which is neither resumed nor cleaned, and a checkpoint that is not there.
     pub fn check(output_dir: &Path, clean: bool, ckpt: Option<&TrainerCkpt>) -> Result<Self, Failure> {
+        if output_dir.as_os_str().is_empty() {
+            return Err(Failure::input("`output_dir` is empty: name a folder, `.` for this one"));
+        }
         let resume_step = ckpt.and_then(|c| c.resume_step);
         let how = Create {
             clean,
@@ -166,14 +169,26 @@ pub fn monitor<C: Serialize>(
     Ok(monitor)
 }
 
+/// Says so where a resumed run has no step to take.
+pub fn nothing_left(resumed: Step, max_steps: Option<u64>) {
+    if let Some(max_steps) = max_steps.filter(|max| *max <= resumed) {
+        tracing::warn!(
+            target: "prl_trainer",
+            "There is nothing to do: the checkpoint is of step {resumed}, and `max_steps` is {max_steps}"
+        );
+    }
+}
+
 /// How a run ended, for exit code and closing words.
 pub struct End<'a> {
     /// The run directory.
     pub dir: &'a RunDir,
-    /// Whether checkpoints were asked for.
-    pub saves: bool,
+    /// What was asked for in checkpoints.
+    pub ckpt: Option<&'a TrainerCkpt>,
     /// Why the newest checkpoint that was due could not be written.
     pub unsaved: Option<String>,
+    /// Why `metrics.jsonl` lacks something.
+    pub unrecorded: Option<String>,
     /// `RL`, `SFT` or `Fake-data`.
     pub what: &'a str,
 }
@@ -183,7 +198,7 @@ impl End<'_> {
     pub fn code(&self, stopped: &Result<(bool, Step), Failure>, stop: &Stop) -> u8 {
         match stopped {
             Ok((true, _)) => stop.exit_code().unwrap_or(130),
-            Ok((false, _)) => u8::from(self.unsaved.is_some()),
+            Ok((false, _)) => u8::from(self.unsaved.is_some() || self.unrecorded.is_some()),
             Err(failure) => failure.code,
         }
     }
@@ -191,8 +206,12 @@ impl End<'_> {
     /// Says it.
     pub fn report(self, stopped: Result<(bool, Step), Failure>, code: u8) -> Result<u8, Failure> {
         let (stopped, step) = stopped?;
-        if let Some(error) = &self.unsaved {
-            let text = format!("the checkpoint that was due last could not be written: {error}");
+        let unsaved =
+            self.unsaved.as_ref().map(|e| format!("the checkpoint that was due last could not be written: {e}"));
+        let unrecorded = self.unrecorded.as_ref().map(|e| format!("metrics.jsonl is not complete: {e}"));
+        let lost: Vec<String> = unsaved.into_iter().chain(unrecorded).collect();
+        if !lost.is_empty() {
+            let text = lost.join("; ");
             if !stopped {
                 return Err(Failure::run(text));
             }
@@ -211,21 +230,26 @@ impl End<'_> {
 
     /// What to type after a stop.
     fn how_to_go_on(&self) -> String {
+        let written = match (&self.unrecorded, self.what) {
+            (Some(_), _) => "Not all metrics are written",
+            (None, "RL") => "Metrics and rollouts are written",
+            (None, _) => "Metrics are written",
+        };
         match self.dir.checkpoints().latest() {
             Ok(Some((step, _))) => format!(
-                "Metrics and rollouts are written. Go on from the checkpoint of step {step} by running the same command \
-                 with --ckpt.resume-step {step}"
+                "{written}. Go on from the checkpoint of step {step} by running the same command (without \
+                 --clean-output-dir) with --ckpt.resume-step {step}"
             ),
             _ => {
-                let save = "--ckpt.interval to save on the way";
-                let hint = if self.saves {
-                    format!("set {save}")
-                } else {
-                    format!("add --ckpt to save at the end, or {save}")
+                let hint = match self.ckpt {
+                    None => "; add --ckpt to save at the end, or --ckpt.interval to save on the way".to_string(),
+                    Some(TrainerCkpt { interval: None, .. }) => "; set --ckpt.interval to save on the way".to_string(),
+                    Some(TrainerCkpt { interval: Some(n), .. }) => {
+                        format!("; the first checkpoint is due after step {n} (`ckpt.interval`)")
+                    }
                 };
                 format!(
-                    "Metrics and rollouts are written; there is no checkpoint. Run the same command with \
-                     --clean-output-dir to start again; {hint}"
+                    "{written}; there is no checkpoint. Run the same command with --clean-output-dir to start again{hint}"
                 )
             }
         }

@@ -4,18 +4,25 @@
 
 mod assets;
 mod bench;
+mod budget;
 mod checkpoint;
 mod command;
 mod compute;
 mod divergence;
 mod doctor;
+mod env;
+mod environments;
+mod eval;
 mod failure;
 mod logging;
 mod machine;
 mod ports;
+mod remote;
+mod replay;
 mod rl;
 mod sft;
 mod signals;
+mod table;
 mod trainer;
 
 use clap::Parser;
@@ -36,7 +43,10 @@ fn main() -> ExitCode {
         Command::Rl(words) => rl::run(&words.words),
         Command::Sft(words) => sft::run(&words.words),
         Command::Trainer(words) => trainer::run(&words.words),
-        Command::Doctor(asked) => doctor::run(asked.cuda, asked.json),
+        Command::Doctor(asked) => doctor::run(asked.cuda, asked.json, asked.probe),
+        Command::Env(command) => env::run(&command),
+        Command::Eval(asked) => eval::run(&asked),
+        Command::Replay(asked) => replay::run(&asked),
     };
     match result {
         Ok(code) => ExitCode::from(code),

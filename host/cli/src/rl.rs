@@ -3,16 +3,18 @@
 mod settings;
 
 use crate::assets;
+use crate::budget;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::compute::Compute;
+use crate::environments;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place};
 use crate::ports::algorithm::PluginAlgorithm;
-use crate::ports::env::PoolEnv;
 use crate::ports::observer::Recorder;
 use crate::ports::policy::{EnginePolicy, Snapshots};
 use crate::ports::renderer::ModelRenderer;
+use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
 use prl_algorithm::{Hook, Plugin, Registry, Search};
@@ -69,7 +71,7 @@ impl Parts {
     async fn load(loaded: &Loaded<RlConfig>) -> Result<Self, Failure> {
         let config = &loaded.config;
         let orchestrator = &config.orchestrator;
-        let compute = Compute::open(config.device, config.kernels)?;
+        let compute = Compute::open(config.device, config.kernels, config.deterministic == Some(true))?;
 
         let plugins = config.plugin.iter().enumerate();
         let plugins = plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect();
@@ -87,6 +89,7 @@ impl Parts {
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
+        budget::check_training(&model_dir, budget::Load { gpu: compute.on_gpu(), ..budget::Load::default() })?;
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         let tokenizer = match &orchestrator.tokenizer.name {
             Some(name) if *name != config.trainer.model.name => {
@@ -102,7 +105,7 @@ impl Parts {
             )));
         }
 
-        let sandbox = assets::sandbox()?;
+        let sandbox = environments::sandbox()?;
         let context = config.inference.model.max_model_len.unwrap_or(made_for);
         let train_hosts = orchestrator.train.env.iter().map(|e| e.host());
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
@@ -129,9 +132,9 @@ async fn pools(
     for (i, host) in hosts.enumerate() {
         let key = format!("orchestrator.{split}.env.{i}");
         let log = logging::env_sink(split, &host.name);
-        let pool = assets::environment(sandbox, loaded, &key, &host, inflight, log).await?;
+        let pool = environments::environment(sandbox, loaded, &key, &host, inflight, log).await?;
         // One task of the split shows an environment that cannot even start, and a prompt that cannot be rendered.
-        let task = pool.task(split, 0, loaded.config.seed).await.map_err(input(format_args!("`{key}`")))?;
+        let task = pool.task(&host.split, 0, loaded.config.seed).await.map_err(input(format_args!("`{key}`")))?;
         let prompt = renderer.render_ids(&task.prompt, &task.tools, true).map_err(input(format_args!("`{key}`")))?;
         let room = loaded.config.orchestrator.seq_len.min(context);
         if prompt.ids.len() >= room {
@@ -144,6 +147,15 @@ async fn pools(
         pools.push(pool);
     }
     Ok(pools)
+}
+
+/// The environments, with what passes them taken down.
+fn taped(tapes: &Tapes, pools: &[Pool], hosts: impl Iterator<Item = EnvHost>) -> Vec<Arc<dyn Env>> {
+    let one = |(pool, host): (&Pool, EnvHost)| {
+        let weights = environments::weights(&host);
+        tapes.env(pool.clone(), serde_json::Value::Object(host.args), weights)
+    };
+    pools.iter().zip(hosts).map(one).collect()
 }
 
 /// A model ready to train and to be sampled from, and the settings checked against it.
@@ -160,7 +172,7 @@ impl Ready {
     fn new(
         config: &RlConfig,
         decoder: Decoder,
-        compute: &Compute,
+        compute: &mut Compute,
         resumed: Option<(Step, PathBuf)>,
     ) -> Result<Self, Failure> {
         let decoder = match &resumed {
@@ -168,8 +180,9 @@ impl Ready {
             None => decoder,
         };
         let shape = decoder.config().clone();
-        let learner = compute.learner(decoder, &config.trainer.model, config.trainer.matmul_precision)?;
-        let snapshot = learner.snapshot().map_err(Failure::run)?;
+        let (model, precision) = (&config.trainer.model, config.trainer.matmul_precision);
+        let learner = compute.learner(decoder, model, precision, model.seq_len)?;
+        let snapshot = learner.snapshot().map_err(Failure::input)?;
         let parts = TrainerParts {
             loss: config.trainer.loss.clone(),
             optim: config.trainer.optim.clone(),
@@ -193,7 +206,7 @@ impl Ready {
     }
 }
 
-async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs) -> Result<u8, Failure> {
+async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: Logs) -> Result<u8, Failure> {
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
     // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
@@ -202,9 +215,11 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
         (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
         _ => None,
     };
-    let ready = Ready::new(config, parts.decoder, &parts.compute, resumed)?;
-    let train: Vec<Arc<dyn Env>> = parts.train.iter().map(|pool| Arc::new(PoolEnv(pool.clone())) as _).collect();
-    let eval: Vec<Arc<dyn Env>> = parts.eval.iter().map(|pool| Arc::new(PoolEnv(pool.clone())) as _).collect();
+    let ready = Ready::new(config, parts.decoder, &mut parts.compute, resumed)?;
+    let tapes = Tapes::default();
+    let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
+    let eval = config.orchestrator.eval.iter().flat_map(|eval| eval.env.iter().map(|env| env.host()));
+    let eval = taped(&tapes, &parts.eval, eval);
     prl_orchestrator::check(&ready.settings, &train, &eval).map_err(|error| failure(&error))?;
     let stop = signals::listen().map_err(running("signal handlers"))?;
 
@@ -224,7 +239,7 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
 
     let monitor = logging::monitor(&dir, config.orchestrator.wandb.as_ref(), loaded)?;
     let bar = config.orchestrator.max_steps.map(|total| Progress::start(&logs, "Training", total));
-    let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), bar));
+    let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), tapes, bar));
     let decoded = parts.renderer.clone();
     let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
     let snapshots = Snapshots::default();
@@ -257,7 +272,8 @@ async fn train(loaded: &Loaded<RlConfig>, parts: Parts, place: Place, logs: Logs
         Ok(outcome) => Ok((outcome.stopped, outcome.progress.step)),
         Err(error) => Err(failure(&error)),
     };
-    let end = logging::End { dir: &dir, saves: ckpt.is_some(), unsaved: trainer.unsaved(), what: "RL" };
+    let (unsaved, unrecorded) = (trainer.unsaved(), recorder.lost());
+    let end = logging::End { dir: &dir, ckpt, unsaved, unrecorded, what: "RL" };
     let code = end.code(&stopped, &stop);
     recorder.finish(i32::from(code));
     end.report(stopped, code)

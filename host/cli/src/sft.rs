@@ -3,7 +3,8 @@
 mod data;
 
 use crate::assets;
-use crate::bench;
+use crate::bench::{self, Measured, Output};
+use crate::budget::{self, Load};
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::compute::Compute;
@@ -13,11 +14,11 @@ use crate::logging::{self, Place};
 use crate::machine;
 use crate::signals::{self, Stop};
 use data::{Data, Texts};
-use prl_config::{Loaded, SftConfig};
+use prl_config::{Loaded, SftConfig, SftData};
 use prl_model::Decoder;
 use prl_monitor::{Logs, Metrics, Monitor, Progress, SftLine, ValidationLine};
 use prl_store::RunDir;
-use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics};
+use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, TrainerError};
 use prl_types::Step;
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
@@ -30,9 +31,9 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let loaded = prl_config::load_sft(words).map_err(Failure::input)?;
     let config = &loaded.config;
     // A measurement writes no run directory.
-    let place = match &config.bench {
-        Some(bench) => bench::check(bench).map(|()| None)?,
-        None => Some(Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?),
+    let (output, place) = match &config.bench {
+        Some(bench) => (Output::check(bench, &loaded)?, None),
+        None => (None, Some(Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?)),
     };
     if config.dry_run {
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
@@ -40,7 +41,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
     let parts = Parts::load(&loaded, &runtime)?;
-    let Some(place) = place else { return measure(&loaded, parts) };
+    let Some(place) = place else { return measure(&loaded, parts, output.as_ref()) };
     let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
     train(&loaded, parts, &place, &logs, &stop)
 }
@@ -57,8 +58,9 @@ struct Parts {
 impl Parts {
     fn load(loaded: &Loaded<SftConfig>, runtime: &Runtime) -> Result<Self, Failure> {
         let config = &loaded.config;
-        let compute = Compute::open(config.device, config.kernels)?;
+        let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
+        budget::check_training(&model_dir, load(config, compute.on_gpu()))?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         let texts = Texts::new(loaded, &model_dir, &decoder);
@@ -71,9 +73,19 @@ impl Parts {
     }
 }
 
+/// What a step takes at least. Made-up documents fill their rows; of others one that does not fit begins the next row, so
+/// that of two rows one is more than half full. Per token of a batch: an id and whether it counts.
+fn load(config: &SftConfig, gpu: bool) -> Load {
+    let part = if matches!(config.data, SftData::Fake(_)) { 1 } else { 2 };
+    let row = config.data.seq_len() / part;
+    let batch = config.data.batch_size() as u128 * row as u128 * 5;
+    Load { gpu, pass: row.saturating_mul(config.data.micro_batch_size()), batch }
+}
+
 /// A trainer of `decoder` on the configured data.
-fn trainer(config: &SftConfig, decoder: Decoder, compute: &Compute, data: Data) -> Result<SftTrainer, Failure> {
-    let learner = compute.learner(decoder, &config.model, config.matmul_precision)?;
+fn trainer(config: &SftConfig, decoder: Decoder, compute: &mut Compute, data: Data) -> Result<SftTrainer, Failure> {
+    let tokens = config.data.seq_len() * config.data.micro_batch_size();
+    let learner = compute.learner(decoder, &config.model, config.matmul_precision, tokens)?;
     let parts = SftParts {
         optim: config.optim.clone(),
         scheduler: config.scheduler.clone(),
@@ -86,22 +98,22 @@ fn trainer(config: &SftConfig, decoder: Decoder, compute: &Compute, data: Data) 
     SftTrainer::new(learner, parts, data.into_documents(&config.data)).map_err(Failure::input)
 }
 
-fn measure(loaded: &Loaded<SftConfig>, parts: Parts) -> Result<u8, Failure> {
+fn measure(loaded: &Loaded<SftConfig>, mut parts: Parts, output: Option<&Output>) -> Result<u8, Failure> {
     let config = &loaded.config;
-    let (Some(bench), Some(steps)) = (&config.bench, config.max_steps) else {
-        return Err(Failure::input("`bench` needs `max_steps`"));
-    };
+    let Some(steps) = config.max_steps else { return Err(Failure::input("`bench` needs `max_steps`")) };
+    let mut trainer = trainer(config, parts.decoder, &mut parts.compute, parts.data)?;
     let total_memory = machine::total_memory_gib(parts.compute.device);
-    let mut trainer = trainer(config, parts.decoder, &parts.compute, parts.data)?;
-    bench::run((bench, loaded), steps, total_memory, || {
+    tracing::info!(target: "prl_trainer", "{}", parts.compute.says(&parts.model_dir, trainer.learner().config()));
+    bench::run((output, loaded, &parts.compute), steps, || {
         let outcome = trainer.train_step().map_err(Failure::run)?;
         let Some(outcome) = outcome else { return Err(Failure::input("`data` ends before the measurement")) };
-        let line = line(trainer.progress().step, &outcome.metrics, total_memory).to_string();
-        Ok((outcome.metrics, line))
+        let step = trainer.progress().step;
+        let line = line(step, &outcome.metrics, total_memory).to_string();
+        Ok(Measured { step, update: outcome.update, metrics: outcome.metrics, line })
     })
 }
 
-fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
+fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
     let config = &loaded.config;
     // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
     let early = if place.resumes() { Some(place.create()?) } else { None };
@@ -110,11 +122,17 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
         _ => None,
     };
     let decoder = match &resume {
+        Some((step, path)) if checkpoint::is_of_rl(path) => {
+            return Err(Failure::input(format_args!(
+                "`ckpt.resume_step`: the checkpoint of step {step} is of `prl rl`; start a run of its own from its weights, \
+                 with `model.name` = `{}`",
+                path.join(checkpoint::TRAINER).display()
+            )));
+        }
         Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.compute.home())?,
         None => parts.decoder,
     };
-    let model = logging::shape(decoder.config());
-    let mut trainer = trainer(config, decoder, &parts.compute, parts.data)?;
+    let mut trainer = trainer(config, decoder, &mut parts.compute, parts.data)?;
     if let Some((_, path)) = &resume {
         trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }
@@ -122,11 +140,12 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
     let dir = place.begin(early, resume.as_ref().map(|(step, _)| *step), logs, &loaded.dump())?;
     tracing::info!(
         target: "prl_trainer",
-        "Model {} | {model} | device {} | {} kernels | output {}",
-        parts.model_dir.display(), parts.compute.device, logging::kernels(parts.compute.kernels), dir.root().display()
+        "{} | output {}",
+        parts.compute.says(&parts.model_dir, trainer.learner().config()), dir.root().display()
     );
     if let Some((step, path)) = &resume {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
+        logging::nothing_left(*step, config.max_steps);
     }
     let mut job = Job {
         plan: config.ckpt.as_ref().map(|c| Plan::new(c, config.max_steps, &parts.model_dir)),
@@ -137,11 +156,19 @@ fn train(loaded: &Loaded<SftConfig>, parts: Parts, place: &Place, logs: &Logs, s
         total_memory_gib: machine::total_memory_gib(parts.compute.device),
         dir,
     };
+    let asked = stop.receiver.clone();
+    trainer.stop_when(move || *asked.borrow());
     let eval_on_start = config.val.as_ref().is_some_and(|v| v.eval_on_start);
     let result = job.steps(&mut trainer, config.max_steps, eval_on_start, stop);
     job.bar = None;
     let stopped = result.map(|stopped| (stopped, trainer.progress().step));
-    let end = logging::End { dir: &job.dir, saves: job.plan.is_some(), unsaved: job.unsaved.take(), what: "SFT" };
+    let end = logging::End {
+        dir: &job.dir,
+        ckpt: config.ckpt.as_ref(),
+        unsaved: job.unsaved.take(),
+        unrecorded: job.monitor.lost(),
+        what: "SFT",
+    };
     let code = end.code(&stopped, stop);
     job.monitor.finish(i32::from(code));
     end.report(stopped, code)
@@ -176,7 +203,11 @@ impl Job {
             if *stop.receiver.borrow() {
                 return Ok(true);
             }
-            let Some(outcome) = trainer.train_step().map_err(Failure::run)? else {
+            let outcome = match trainer.train_step() {
+                Err(TrainerError::Stopped) => return Ok(true),
+                outcome => outcome.map_err(Failure::run)?,
+            };
+            let Some(outcome) = outcome else {
                 tracing::info!(target: "prl_trainer", "The data has ended after step {}", trainer.progress().step);
                 break;
             };

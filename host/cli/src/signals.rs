@@ -39,6 +39,7 @@ pub fn listen() -> std::io::Result<Stop> {
             if code.swap(exit, Ordering::SeqCst) != 0 {
                 std::process::exit(exit);
             }
+            tracing::warn!("Stopping as soon as what is under way can be left; a second signal stops now");
             // Nobody waiting means that the run is over already.
             let _ = sender.send(true);
         }

@@ -1,21 +1,21 @@
 //! `prl trainer`: the trainer of reinforcement learning alone, on made-up batches.
 
 use crate::assets;
-use crate::bench;
+use crate::bench::{self, Measured, Output};
+use crate::budget::{self, Load};
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::compute::Compute;
 use crate::divergence::Divergence;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place};
-use crate::machine;
 use crate::ports::observer::trainer_line;
 use crate::signals::{self, Stop};
 use prl_config::{FakeBatches, Loaded, TrainerRun};
 use prl_model::Decoder;
 use prl_monitor::{Logs, Metrics, Monitor, Progress};
 use prl_store::RunDir;
-use prl_trainer::{StepOutcome, Trainer, TrainerParts, fake_batch};
+use prl_trainer::{StepOutcome, Trainer, TrainerError, TrainerParts, fake_batch};
 use prl_types::Step;
 use std::path::PathBuf;
 
@@ -27,9 +27,9 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let loaded = prl_config::load_trainer(words).map_err(Failure::input)?;
     let config = &loaded.config;
     // A measurement writes no run directory.
-    let place = match &config.bench {
-        Some(bench) => bench::check(bench).map(|()| None)?,
-        None => Some(Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?),
+    let (output, place) = match &config.bench {
+        Some(bench) => (Output::check(bench, &loaded)?, None),
+        None => (None, Some(Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?)),
     };
     if config.dry_run {
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
@@ -37,7 +37,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
     let parts = Parts::load(&loaded)?;
     match place {
-        None => measure(&loaded, parts),
+        None => measure(&loaded, parts, output.as_ref()),
         Some(place) => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
             let runtime = runtime.map_err(running("runtime"))?;
@@ -59,8 +59,11 @@ impl Parts {
     fn load(loaded: &Loaded<TrainerRun>) -> Result<Self, Failure> {
         let config = &loaded.config;
         let fake = config.data.fake.clone().ok_or_else(|| Failure::input("`data.fake` is missing"))?;
-        let compute = Compute::open(config.device, config.kernels)?;
+        let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
+        // Made-up rows are as long as they may be. Per token: an id, a log-probability and an advantage.
+        let batch = fake.batch_size as u128 * config.model.seq_len as u128 * 12;
+        budget::check_training(&model_dir, Load { gpu: compute.on_gpu(), pass: config.model.seq_len, batch })?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         Ok(Parts { compute, model_dir, decoder, fake })
@@ -75,40 +78,51 @@ struct Feed<'a> {
 }
 
 impl<'a> Feed<'a> {
-    fn new(config: &'a TrainerRun, parts: Parts) -> Result<Self, Failure> {
-        let learner = parts.compute.learner(parts.decoder, &config.model, config.matmul_precision)?;
+    fn new(
+        config: &'a TrainerRun,
+        (decoder, fake): (Decoder, FakeBatches),
+        compute: &mut Compute,
+    ) -> Result<Self, Failure> {
+        let (model, precision) = (&config.model, config.matmul_precision);
+        let learner = compute.learner(decoder, model, precision, model.seq_len)?;
         let settings = TrainerParts {
             loss: config.loss.clone(),
             optim: config.optim.clone(),
             scheduler: config.scheduler.clone(),
             max_steps: config.max_steps,
             seq_len: config.model.seq_len,
-            peak_flops: assets::peak_flops(parts.compute.device),
+            peak_flops: assets::peak_flops(compute.device),
         };
         let trainer = Trainer::new(learner, settings).map_err(Failure::input)?;
-        Ok(Feed { trainer, fake: parts.fake, config })
+        Ok(Feed { trainer, fake, config })
     }
 
-    fn step(&mut self) -> Result<StepOutcome, Failure> {
+    /// `None` where a stop was asked for before the step was done.
+    fn step(&mut self) -> Result<Option<StepOutcome>, Failure> {
         let (seq_len, seed) = (self.config.model.seq_len, self.config.seed);
         let vocab_size = self.trainer.learner().config().vocab_size;
         let step = self.trainer.progress().step + 1;
         let batch = fake_batch(&self.fake, seq_len, vocab_size, seed, step).map_err(Failure::run)?;
-        self.trainer.train_step(&batch).map_err(Failure::run)
+        match self.trainer.train_step(&batch) {
+            Err(TrainerError::Stopped) => Ok(None),
+            outcome => outcome.map(Some).map_err(Failure::run),
+        }
     }
 }
 
-fn measure(loaded: &Loaded<TrainerRun>, parts: Parts) -> Result<u8, Failure> {
+fn measure(loaded: &Loaded<TrainerRun>, mut parts: Parts, output: Option<&Output>) -> Result<u8, Failure> {
     let config = &loaded.config;
-    let (Some(bench), Some(steps)) = (&config.bench, config.max_steps) else {
-        return Err(Failure::input("`bench` needs `max_steps`"));
-    };
-    let total_memory = machine::total_memory_gib(parts.compute.device);
-    let mut feed = Feed::new(config, parts)?;
-    bench::run((bench, loaded), steps, total_memory, || {
-        let metrics = feed.step()?.metrics;
-        let line = trainer_line(feed.trainer.progress().step, &metrics).to_string();
-        Ok((metrics, line))
+    let Some(steps) = config.max_steps else { return Err(Failure::input("`bench` needs `max_steps`")) };
+    let mut feed = Feed::new(config, (parts.decoder, parts.fake), &mut parts.compute)?;
+    tracing::info!(
+        target: "prl_trainer",
+        "{} | made-up batches", parts.compute.says(&parts.model_dir, feed.trainer.learner().config())
+    );
+    bench::run((output, loaded, &parts.compute), steps, || {
+        let Some(outcome) = feed.step()? else { return Err(Failure::run("stopped")) };
+        let step = feed.trainer.progress().step;
+        let line = trainer_line(step, &outcome.metrics).to_string();
+        Ok(Measured { step, update: outcome.update, metrics: outcome.metrics, line })
     })
 }
 
@@ -129,8 +143,7 @@ fn train(
     if let Some((_, path)) = &resume {
         parts.decoder = checkpoint::decoder(path, parts.decoder, parts.compute.home())?;
     }
-    let (device, kernels, model_dir) = (parts.compute.device, parts.compute.kernels, parts.model_dir.clone());
-    let mut feed = Feed::new(config, parts)?;
+    let mut feed = Feed::new(config, (parts.decoder, parts.fake), &mut parts.compute)?;
     if let Some((_, path)) = &resume {
         feed.trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }
@@ -138,24 +151,32 @@ fn train(
     let dir = place.begin(early, resume.as_ref().map(|(step, _)| *step), logs, &loaded.dump())?;
     tracing::info!(
         target: "prl_trainer",
-        "Model {} | {} | device {device} | {} kernels | made-up batches | output {}",
-        model_dir.display(), logging::shape(feed.trainer.learner().config()), logging::kernels(kernels),
-        dir.root().display()
+        "{} | made-up batches | output {}",
+        parts.compute.says(&parts.model_dir, feed.trainer.learner().config()), dir.root().display()
     );
     if let Some((step, path)) = &resume {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
+        logging::nothing_left(*step, config.max_steps);
     }
     let mut job = Job {
-        plan: config.ckpt.as_ref().map(|c| Plan::new(c, config.max_steps, &model_dir)),
+        plan: config.ckpt.as_ref().map(|c| Plan::new(c, config.max_steps, &parts.model_dir)),
         monitor: logging::monitor(&dir, config.wandb.as_ref(), loaded)?,
         bar: config.max_steps.map(|total| Progress::start(logs, "Training", total)),
         unsaved: None,
         dir,
     };
+    let asked = stop.receiver.clone();
+    feed.trainer.stop_when(move || *asked.borrow());
     let result = job.steps(&mut feed, stop);
     job.bar = None;
     let stopped = result.map(|stopped| (stopped, feed.trainer.progress().step));
-    let end = logging::End { dir: &job.dir, saves: job.plan.is_some(), unsaved: job.unsaved.take(), what: "Fake-data" };
+    let end = logging::End {
+        dir: &job.dir,
+        ckpt: config.ckpt.as_ref(),
+        unsaved: job.unsaved.take(),
+        unrecorded: job.monitor.lost(),
+        what: "Fake-data",
+    };
     let code = end.code(&stopped, stop);
     job.monitor.finish(i32::from(code));
     end.report(stopped, code)
@@ -178,7 +199,7 @@ impl Job {
             if *stop.receiver.borrow() {
                 return Ok(true);
             }
-            let outcome = feed.step()?;
+            let Some(outcome) = feed.step()? else { return Ok(true) };
             let step = feed.trainer.progress().step;
             let noted = divergence.note(step, outcome.update, "optim.lr");
             noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;

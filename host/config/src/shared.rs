@@ -177,6 +177,7 @@ fn environments(tree: &mut Val) {
 fn stem(id: &str) -> String {
     let last = id.trim_end_matches('/').rsplit('/').next().unwrap_or(id);
     let last = last.split_once('@').map_or(last, |(name, _)| name);
+    let last = if id.starts_with("oci://") { last.split_once(':').map_or(last, |(name, _)| name) } else { last };
     last.strip_suffix(".wasm").unwrap_or(last).to_string()
 }
 

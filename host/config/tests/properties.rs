@@ -20,7 +20,7 @@ fn keys(text: &str) -> Vec<Spot> {
             if let Some(span) = table.key(name).and_then(|k| k.span()) {
                 spots.push(Spot { span, name: name.to_string() });
             }
-            if name == "args" || name == "algo" {
+            if ["args", "weights", "algo"].contains(&name) {
                 continue;
             }
             if let Some(inner) = item.as_table_like() {

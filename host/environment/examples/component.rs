@@ -4,7 +4,12 @@
 //! usage: component encode MODULE.wasm OUT.wasm
 //!        component compare COMMITTED.wasm REBUILT.wasm
 
-use prl_environment::{EnvFile, Finish, Isolation, Limits, Pool, PoolConfig, RolloutContext, Sandbox, SandboxConfig};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use prl_environment::{
+    Completion, EnvFile, Finish, Grant, Isolation, Kv, Limits, Llm, LlmRequest, LlmResponse, LoadConfig, Pool,
+    PoolConfig, RolloutContext, Sandbox, SandboxConfig, ServiceError, Services,
+};
 use prl_types::{Message, Role, Task};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -45,10 +50,11 @@ async fn compare(committed: &Path, rebuilt: &Path) -> Outcome<()> {
         log_lines: 0,
         ..Limits::default()
     };
-    let (committed, rebuilt) = (sandbox.load(committed, &limits).await?, sandbox.load(rebuilt, &limits).await?);
+    let config = LoadConfig { limits, grants: Grant::ALL.to_vec() };
+    let (committed, rebuilt) = (sandbox.load(committed, &config).await?, sandbox.load(rebuilt, &config).await?);
     same("imports", &committed.imports(), &rebuilt.imports())?;
     same("description", committed.info(), rebuilt.info())?;
-    let (left, right) = (behaviour(&committed, &limits).await?, behaviour(&rebuilt, &limits).await?);
+    let (left, right) = (behaviour(&committed).await?, behaviour(&rebuilt).await?);
     for (left, right) in left.iter().zip(&right) {
         same("behaviour", left, right)?;
     }
@@ -79,15 +85,33 @@ fn interface(path: &Path) -> Outcome<String> {
     Ok(printer.output.to_string())
 }
 
+/// Models that are never there.
+struct NoModels(Vec<String>);
+
+impl Llm for NoModels {
+    fn roles(&self) -> Vec<String> {
+        self.0.clone()
+    }
+
+    fn generate(&self, _: LlmRequest) -> BoxFuture<'static, Result<LlmResponse, ServiceError>> {
+        async { Err(ServiceError::Upstream("there is no model here".into())) }.boxed()
+    }
+}
+
 /// Everything that the first tasks of each split do when they are answered in a few ways.
-async fn behaviour(file: &EnvFile, limits: &Limits) -> Outcome<Vec<Value>> {
+async fn behaviour(file: &EnvFile) -> Outcome<Vec<Value>> {
     let config = PoolConfig {
         name: file.info().name.clone(),
         args: json!({}),
+        weights: Default::default(),
         workers: 1,
         max_rollouts: 1,
         isolation: Isolation::Rollout,
-        limits: limits.clone(),
+        services: Services {
+            llm: Some(Arc::new(NoModels(file.info().roles.clone()))),
+            kv: Some(Kv::new(1 << 20)),
+            ..Services::default()
+        },
         log: Arc::new(|_| ()),
     };
     let pool = Pool::start(file, config).await?;
@@ -139,7 +163,14 @@ async fn rollout(
     let mut session = pool.open(task, context).await?;
     turns.push(format!("{:?}", session.start().await?));
     for _ in 0..MAX_TURNS {
-        let turn = session.step(&Message::text(Role::Assistant, said), Finish::Stop, 5, None).await?;
+        let said = Completion {
+            message: Message::text(Role::Assistant, said),
+            finish: Finish::Stop,
+            tokens: 5,
+            context_left: None,
+            turns_left: None,
+        };
+        let turn = session.step(said).await?;
         turns.push(format!("{turn:?}"));
         if turn.stop.is_some() {
             return session.score(None).await;

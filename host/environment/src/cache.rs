@@ -1,7 +1,6 @@
 //! Compiled components on disk. Owns a folder that only its user can enter, since loading machine code from it means
 //! trusting it; must not know what the code does. A cache that cannot be used costs time, never a run.
 
-use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
@@ -20,7 +19,8 @@ pub fn default_cache_dir(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -
     base.map(|base| base.join("prl").join("wasm"))
 }
 
-const DIGEST_BYTES: usize = 32;
+/// A checksum stands in front of the code. It finds what a disk did to it; nobody but the user can write here.
+const CHECKSUM_BYTES: usize = 4;
 
 /// Numbers the unfinished files of this process.
 static WRITES: AtomicU64 = AtomicU64::new(0);
@@ -66,10 +66,10 @@ impl Cache {
             tracing::warn!("compiling anew, the cached `{}` is unusable: {why}", path.display());
             None
         };
-        let Some((digest, code)) = stored.split_first_chunk::<DIGEST_BYTES>() else {
+        let Some((checksum, code)) = stored.split_first_chunk::<CHECKSUM_BYTES>() else {
             return unusable(&"it is too short");
         };
-        if Sha256::digest(code)[..] != digest[..] {
+        if crc32fast::hash(code).to_le_bytes() != *checksum {
             return unusable(&"its checksum differs");
         }
         // SAFETY: this is code that `save` wrote: the folder was made by this user with mode 0700 and checked in
@@ -95,7 +95,7 @@ impl Cache {
 /// The checksum, then the code.
 fn write(path: &Path, code: &[u8]) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
-    file.write_all(&Sha256::digest(code))?;
+    file.write_all(&crc32fast::hash(code).to_le_bytes())?;
     file.write_all(code)
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 pub enum LoadError {
     /// Nothing found under this id.
     #[error(
-        "no environment `{id}`; looked for {}. Put the file there, set PRL_ENV_PATH, or give a path that ends in .wasm",
+        "no environment `{id}`; looked for {} (or a folder of that name with an env.wasm). Put the file there, set \
+         PRL_ENV_PATH, or give a path that ends in .wasm",
         places.iter().map(|place| format!("`{}`", place.display())).collect::<Vec<_>>().join(", ")
     )]
     NotFound {
@@ -36,7 +37,8 @@ pub enum LoadError {
     },
     /// A core module.
     #[error(
-        "`{}` is a core WASM module, not a component; wrap it with `wasm-tools component new` or build it with envs/build.sh",
+        "`{}` is a core WASM module, not a component; wrap it with `wasm-tools component new` or build it with \
+         envs/build.sh",
         path.display()
     )]
     CoreModule {
@@ -84,16 +86,29 @@ pub enum LoadError {
     },
     /// Wants something the run does not grant.
     #[error(
-        "`{}` imports `{import}`, which is not granted; an environment gets {} and nothing else",
-        path.display(), list(granted)
+        "`{}` imports `{import}`, which this run does not grant; if it may, add \"{}\" to its `grants`",
+        path.display(), grant.name()
     )]
-    UngrantedImport {
+    NotGranted {
         /// The file.
         path: PathBuf,
         /// The first import that is not granted.
         import: String,
-        /// What is.
-        granted: Vec<String>,
+        /// What would grant it.
+        grant: crate::Grant,
+    },
+    /// Wants something that no run can give.
+    #[error(
+        "`{}` imports `{import}`, which no environment can have; there are `prl:env/log`, with a grant {}, and \
+         `wasi:*@0.2`, which is denied deterministically",
+        path.display(),
+        list(&crate::Grant::ALL.map(|grant| format!("prl:env/{}", grant.name())))
+    )]
+    UnknownImport {
+        /// The file.
+        path: PathBuf,
+        /// The first import that is not known.
+        import: String,
     },
     /// The right names with the wrong shapes.
     #[error("`{}` does not match the interface it names: {reason}", path.display())]
@@ -121,6 +136,38 @@ fn list(names: &[String]) -> String {
         [] => "nothing".into(),
         names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// An environment that cannot serve a run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum StartError {
+    /// The run's arguments do not follow its schema.
+    #[error("environment `{env}`: {reason}")]
+    Args {
+        /// The environment's name in the run.
+        env: String,
+        /// What does not fit, with the key.
+        reason: String,
+    },
+    /// The run sets the weight of a component that there is not.
+    #[error("environment `{env}`: {reason}")]
+    Weights {
+        /// The environment's name in the run.
+        env: String,
+        /// What does not fit, with the key.
+        reason: String,
+    },
+    /// It asks a model of a role for which the run has none.
+    #[error("environment `{env}` asks a model in the role `{role}`, for which there is none; add it to its `llm`")]
+    Role {
+        /// The environment's name in the run.
+        env: String,
+        /// The role.
+        role: String,
+    },
+    /// It failed while it was configured.
+    #[error(transparent)]
+    Env(#[from] EnvError),
 }
 
 /// A call into an environment that gave nothing usable.
@@ -183,6 +230,21 @@ pub enum Failure {
         /// The cap.
         limit_bytes: u64,
     },
+    /// Used up its instructions.
+    #[error("out of fuel: it used the {limit} units of one call")]
+    OutOfFuel {
+        /// The limit.
+        limit: u64,
+    },
+    /// The system has no room for another instance.
+    #[error(
+        "the system gave no room for another instance ({reason}); lower `max_concurrent`, or raise the limits on \
+         address space (ulimit -v) and mappings (vm.max_map_count)"
+    )]
+    NoRoom {
+        /// The system's words.
+        reason: String,
+    },
     /// Handed over more data than allowed.
     #[error("it handed over more than {limit_bytes} bytes in one call")]
     TooMuchData {
@@ -231,6 +293,12 @@ pub enum GuestErrorCode {
     Unsupported,
     /// Called out of order.
     InvalidState,
+    /// Something it asked for is not allowed.
+    Denied,
+    /// Something it asked for is not there.
+    NotFound,
+    /// Something it asked for is more than it may have.
+    Limit,
     /// Something it depends on failed.
     Upstream,
     /// A bug of its own.
@@ -244,6 +312,9 @@ impl std::fmt::Display for GuestErrorCode {
             GuestErrorCode::InvalidTask => "invalid task",
             GuestErrorCode::Unsupported => "unsupported",
             GuestErrorCode::InvalidState => "invalid state",
+            GuestErrorCode::Denied => "denied",
+            GuestErrorCode::NotFound => "not found",
+            GuestErrorCode::Limit => "limit",
             GuestErrorCode::Upstream => "upstream failure",
             GuestErrorCode::Internal => "internal error",
         })

@@ -1,14 +1,21 @@
 //! A component file that was found to be an environment. Owns the checks that happen before anything of it runs, and
 //! the words for what it is when it is none; must not know calls beyond `describe`.
 
-use crate::bindings::{GRANTED, INTERFACE, PACKAGE, PureEnvPre, VERSION};
-use crate::instance::{INSTANTIATE, Identity, Instance, one_line};
-use crate::log::State;
-use crate::{EnvInfo, Failure, Limits, LoadError, Sandbox};
+use crate::contract::{ALWAYS, INTERFACE, PACKAGE, Pre, VERSION};
+use crate::instance::{Deadline, INSTANTIATE, Identity, Instance, one_line};
+use crate::machine::Machine;
+use crate::{EnvInfo, Failure, Grant, Limits, LoadConfig, LoadError, Sandbox, Services, check, wasi};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use wasmtime::Engine;
 use wasmtime::component::Component;
+
+/// A component ready to be instantiated on an engine.
+pub struct Linked {
+    pub engine: Engine,
+    pub pre: Pre,
+}
 
 /// A checked, compiled and described environment. Cloning is cheap.
 #[derive(Clone)]
@@ -19,9 +26,11 @@ struct Inner {
     sha256: String,
     bytes: u64,
     imports: Vec<String>,
+    grants: Vec<Grant>,
     version: String,
     info: EnvInfo,
-    pre: PureEnvPre<State>,
+    limits: Limits,
+    linked: Arc<Vec<Linked>>,
     sandbox: Sandbox,
 }
 
@@ -57,33 +66,59 @@ impl EnvFile {
         &self.0.version
     }
 
-    /// What it says about itself.
+    /// What it says about itself before it has arguments.
     pub fn info(&self) -> &EnvInfo {
         &self.0.info
     }
 
-    pub(crate) fn pre(&self) -> &PureEnvPre<State> {
-        &self.0.pre
+    /// Which of its imports needed a grant.
+    pub fn grants(&self) -> &[Grant] {
+        &self.0.grants
+    }
+
+    /// The bounds it was loaded with.
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// The folder of files published with it: `NAME.assets` beside `NAME.wasm`, or `assets` beside an `env.wasm`.
+    /// It need not exist.
+    pub fn assets_dir(&self) -> PathBuf {
+        match self.0.path.file_name() {
+            Some(name) if name == "env.wasm" => self.0.path.with_file_name("assets"),
+            _ => self.0.path.with_extension("assets"),
+        }
+    }
+
+    /// On each of its engines, in the order in which they are asked for room.
+    pub(crate) fn linked(&self) -> &[Linked] {
+        &self.0.linked
     }
 
     pub(crate) fn sandbox(&self) -> &Sandbox {
         &self.0.sandbox
     }
 
-    pub(crate) async fn load(sandbox: &Sandbox, path: &Path, limits: &Limits) -> Result<Self, LoadError> {
+    pub(crate) async fn load(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Self, LoadError> {
         let prepared = {
-            let (sandbox, path) = (sandbox.clone(), path.to_owned());
-            sandbox.clone().run_blocking(move || prepare(&sandbox, &path)).await
+            let (sandbox, path, config) = (sandbox.clone(), path.to_owned(), config.clone());
+            sandbox.clone().run_blocking(move || prepare(&sandbox, &path, &config)).await
         };
         let aborted = || LoadError::Sandbox("the sandbox stopped while it loaded a file".into());
-        let Prepared { sha256, bytes, imports, version, pre } = prepared.ok_or_else(aborted)??;
+        let Prepared { sha256, bytes, interface: Interface { imports, grants, version }, linked } =
+            prepared.ok_or_else(aborted)??;
         let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
         let identity = Identity { env: name.into(), worker: 0 };
+        let (linked, limits) = (Arc::new(linked), config.limits.clone());
         let described = {
-            let (engine, pre, limits) = (sandbox.engine().clone(), pre.clone(), limits.clone());
+            let (linked, limits, grants) = (linked.clone(), limits.clone(), grants.clone());
             let describe = async move {
-                let mut instance = Instance::new(&engine, &pre, &limits, identity, Arc::new(|_| ())).await?;
-                instance.describe(limits.call_timeout).await
+                let (log, services) = (Arc::new(|_| ()), Services::default());
+                let mut instance = Instance::new(&linked, &limits, identity.clone(), log, services).await?;
+                let info = instance.describe(Deadline::of_call(&limits)).await?;
+                check::info(&info, &grants)
+                    .map_err(|reason| identity.error("describe", Failure::Invalid(reason)))
+                    .map(|()| info)
             };
             sandbox.run(describe).await
         };
@@ -94,28 +129,42 @@ impl EnvFile {
             _ => LoadError::Describe { path: path.to_owned(), source },
         })?;
         let (path, sandbox) = (path.to_owned(), sandbox.clone());
-        Ok(EnvFile(Arc::new(Inner { path, sha256, bytes, imports, version, info, pre, sandbox })))
+        let inner = Inner { path, sha256, bytes, imports, grants, version, info, limits, linked, sandbox };
+        Ok(EnvFile(Arc::new(inner)))
     }
 }
 
 struct Prepared {
     sha256: String,
     bytes: u64,
-    imports: Vec<String>,
-    version: String,
-    pre: PureEnvPre<State>,
+    interface: Interface,
+    linked: Vec<Linked>,
 }
 
 /// Everything that does not run the guest.
-fn prepare(sandbox: &Sandbox, path: &Path) -> Result<Prepared, LoadError> {
+fn prepare(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Prepared, LoadError> {
     let bytes = std::fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     check_outside(path, &bytes)?;
     let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    let component = compile(sandbox, path, &sha256, &bytes)?;
-    let (imports, version) = check_interface(sandbox, path, &component)?;
-    let interface = |error: wasmtime::Error| LoadError::Interface { path: path.to_owned(), reason: one_line(&error) };
-    let pre = sandbox.linker().instantiate_pre(&component).and_then(PureEnvPre::new).map_err(interface)?;
-    Ok(Prepared { sha256, bytes: bytes.len() as u64, imports, version, pre })
+    let unfit = |error: wasmtime::Error| LoadError::Interface { path: path.to_owned(), reason: one_line(&error) };
+    let machines = sandbox.machines().for_component(&config.limits, bytes.len())?;
+    let (mut interface, mut linked) = (None, Vec::new());
+    for (at, machine) in machines.iter().enumerate() {
+        let component = compile(sandbox, machine, path, &sha256, &bytes)?;
+        if interface.is_none() {
+            interface = Some(check_interface(machine, path, &component, &config.grants)?);
+        }
+        let mut linker = machine.linker.clone();
+        wasi::link(&mut linker, &machine.engine, &component).map_err(unfit)?;
+        match linker.instantiate_pre(&component).and_then(Pre::new) {
+            Ok(pre) => linked.push(Linked { engine: machine.engine.clone(), pre }),
+            // Too large for a pool's places; the last engine has no pool.
+            Err(_) if at + 1 < machines.len() => {}
+            Err(error) => return Err(unfit(error)),
+        }
+    }
+    let interface = interface.ok_or_else(|| LoadError::Sandbox("there is no engine".into()))?;
+    Ok(Prepared { sha256, bytes: bytes.len() as u64, interface, linked })
 }
 
 /// Magic number, kind and section sizes: enough to tell a component from everything else, and a whole one from a
@@ -159,8 +208,14 @@ fn leb128(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-fn compile(sandbox: &Sandbox, path: &Path, sha256: &str, bytes: &[u8]) -> Result<Component, LoadError> {
-    let engine = sandbox.engine();
+fn compile(
+    sandbox: &Sandbox,
+    machine: &Machine,
+    path: &Path,
+    sha256: &str,
+    bytes: &[u8],
+) -> Result<Component, LoadError> {
+    let engine = &machine.engine;
     if let Some(component) = sandbox.cache().and_then(|cache| cache.load(engine, sha256)) {
         return Ok(component);
     }
@@ -172,12 +227,27 @@ fn compile(sandbox: &Sandbox, path: &Path, sha256: &str, bytes: &[u8]) -> Result
     Ok(component)
 }
 
-/// Names and versions of what it exports and imports. Gives its imports and the version of the contract.
-fn check_interface(sandbox: &Sandbox, path: &Path, component: &Component) -> Result<(Vec<String>, String), LoadError> {
+/// What a component names on its outside.
+struct Interface {
+    /// All imports, sorted.
+    imports: Vec<String>,
+    /// Those of them that needed a grant.
+    grants: Vec<Grant>,
+    /// Of the contract.
+    version: String,
+}
+
+/// Names and versions of what it exports and imports.
+fn check_interface(
+    machine: &Machine,
+    path: &Path,
+    component: &Component,
+    granted: &[Grant],
+) -> Result<Interface, LoadError> {
     let path = || path.to_owned();
-    let ty = component.component_type();
-    let exports: Vec<String> = ty.exports(sandbox.engine()).map(|(name, _)| name.to_owned()).collect();
-    let mut imports: Vec<String> = ty.imports(sandbox.engine()).map(|(name, _)| name.to_owned()).collect();
+    let (ty, engine) = (component.component_type(), &machine.engine);
+    let exports: Vec<String> = ty.exports(engine).map(|(name, _)| name.to_owned()).collect();
+    let mut imports: Vec<String> = ty.imports(engine).map(|(name, _)| name.to_owned()).collect();
     imports.sort_unstable();
     let split = |name: &str| name.split_once('@').map(|(name, version)| (name.to_owned(), version.to_owned()));
     let versions: Vec<String> =
@@ -198,24 +268,29 @@ fn check_interface(sandbox: &Sandbox, path: &Path, component: &Component) -> Res
         };
         return Err(LoadError::WrongVersion { path: path(), found, supported: format!("{major}.{minor}.x"), advice });
     };
-    for import in &imports {
-        let granted = split(import).is_some_and(|(name, version)| GRANTED.contains(&name.as_str()) && fits(&version));
-        if granted {
-            continue;
+    let mut grants = Vec::new();
+    for import in imports.iter().filter(|import| !wasi::is_wasi(import)) {
+        let ours = split(import).filter(|(_, version)| fits(version));
+        let name = ours.as_ref().and_then(|(name, _)| name.strip_prefix(PACKAGE)?.strip_prefix('/'));
+        match name.map(|name| (ALWAYS.contains(&name), Grant::of(name))) {
+            Some((true, _)) => {}
+            Some((_, Some(grant))) if granted.contains(&grant) => grants.push(grant),
+            Some((_, Some(grant))) => {
+                return Err(LoadError::NotGranted { path: path(), import: import.clone(), grant });
+            }
+            // A newer patch may bring imports that this host does not know yet.
+            Some(_) if parse(version).is_some_and(|found| found > VERSION) => {
+                return Err(LoadError::WrongVersion {
+                    path: path(),
+                    found: version.clone(),
+                    supported: format!("{major}.{minor}.{patch}"),
+                    advice: format!("it imports `{import}` and needs a newer prl"),
+                });
+            }
+            _ => return Err(LoadError::UnknownImport { path: path(), import: import.clone() }),
         }
-        // A newer patch may bring imports that this host does not know yet.
-        if import.starts_with(&format!("{PACKAGE}/")) && parse(version).is_some_and(|found| found > VERSION) {
-            return Err(LoadError::WrongVersion {
-                path: path(),
-                found: version.clone(),
-                supported: format!("{major}.{minor}.{patch}"),
-                advice: format!("it imports `{import}` and needs a newer prl"),
-            });
-        }
-        let granted = GRANTED.map(|name| format!("{name}@{major}.{minor}")).to_vec();
-        return Err(LoadError::UngrantedImport { path: path(), import: import.clone(), granted });
     }
-    Ok((imports, version.clone()))
+    Ok(Interface { imports, grants, version: version.clone() })
 }
 
 fn parse(version: &str) -> Option<(u64, u64, u64)> {

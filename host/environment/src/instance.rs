@@ -1,18 +1,21 @@
 //! One live instance and every call of the contract. Owns deadlines and the reading of traps; must not know pools,
 //! sessions or replay.
 
-use crate::bindings::{PureEnv, PureEnvPre, wit, wit_types};
-use crate::convert;
+use crate::contract::Guest;
+use crate::file::Linked;
 use crate::limits::MemoryCap;
-use crate::log::State;
-use crate::{EnvError, EnvInfo, EnvTurn, Failure, Limits, LogSink};
+use crate::state::{Caller, State, Waits};
+use crate::{
+    Completion, EnvError, EnvInfo, EnvTurn, Failure, GroupMember, Limits, LogSink, RolloutContext, Services, check,
+};
 use prl_types::{Score, Task};
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::error::Elapsed;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 use wasmtime::component::ResourceAny;
-use wasmtime::{Engine, Store, Trap};
+use wasmtime::{PoolConcurrencyLimitError, Store, Trap};
 
 /// Whose instance it is, for errors.
 #[derive(Clone, Debug)]
@@ -27,192 +30,290 @@ impl Identity {
     }
 }
 
+/// What a call may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// Of the guest's own time.
+    pub call: Duration,
+    /// When the rollout's time is over, and how much that was.
+    pub rollout: Option<(Instant, Duration)>,
+}
+
+impl Deadline {
+    /// For a call outside any rollout.
+    pub fn of_call(limits: &Limits) -> Self {
+        Deadline { call: limits.call_timeout, rollout: None }
+    }
+}
+
+/// How often a call that waits for a service is looked at once its own time is over.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The end of `call`, or of its time. Waiting for services does not count as the call's own.
+async fn within<T>(deadline: Deadline, waits: &Waits, call: impl Future<Output = T>) -> Result<T, Failure> {
+    let start = Instant::now();
+    let mut call = pin!(call);
+    let mut until = start + deadline.call;
+    loop {
+        let end = deadline.rollout.map_or(until, |(end, _)| end.min(until));
+        if let Ok(answer) = timeout_at(end, &mut call).await {
+            return Ok(answer);
+        }
+        let now = Instant::now();
+        match deadline.rollout {
+            Some((end, limit)) if now >= end => return Err(Failure::RolloutTimeout { limit }),
+            _ => {}
+        }
+        let own = start + deadline.call + waits.so_far();
+        if now >= own {
+            return Err(Failure::CallTimeout { limit: deadline.call });
+        }
+        until = own.max(now + LOOK);
+    }
+}
+
 /// An instance in its own store.
 pub struct Instance {
     store: Store<State>,
-    bindings: PureEnv,
+    guest: Guest,
     identity: Identity,
+    waits: Arc<Waits>,
     output_bytes: u64,
+    fuel: Option<u64>,
     /// False once it was stopped in the middle of a call: it may not be entered again.
     alive: bool,
+}
+
+/// How the system says that it has no addresses or mappings left (ENOMEM).
+const NO_MEMORY: &str = "(os error 12)";
+
+/// Why an engine made no instance.
+enum Refused {
+    /// It has no room; another may have.
+    Full(String),
+    Failed(Failure),
 }
 
 /// The call that errors of [`Instance::new`] name. [`Failure::Invalid`] in it means shapes that do not fit.
 pub const INSTANTIATE: &str = "instantiate";
 
-type Called<T> = Result<wasmtime::Result<T>, Elapsed>;
+/// Makes a call of the contract and reads what became of it: `call!(self, "name", caller, deadline, |store, guest| …)`.
+macro_rules! call {
+    ($self:ident, $name:literal, $caller:expr, $deadline:expr, |$store:ident, $guest:ident| $work:expr) => {{
+        $self.begin($name, $caller)?;
+        let called = {
+            let ($store, $guest) = (&mut $self.store, &$self.guest);
+            within($deadline, &$self.waits, $work).await
+        };
+        $self.end($name, called)?
+    }};
+}
 
 impl Instance {
     /// Instantiates the component, its initialisers included.
     pub async fn new(
-        engine: &Engine,
-        pre: &PureEnvPre<State>,
+        linked: &[Linked],
         limits: &Limits,
         identity: Identity,
         log: LogSink,
+        services: Services,
     ) -> Result<Self, EnvError> {
-        let mut store = Store::new(engine, State::new(limits, identity.worker, log));
+        let mut failed = Failure::Invalid("there is no engine".into());
+        for linked in linked {
+            match Self::on(linked, limits, &identity, log.clone(), services.clone()).await {
+                Ok(instance) => return Ok(instance),
+                Err(Refused::Failed(failure)) => return Err(identity.error(INSTANTIATE, failure)),
+                Err(Refused::Full(reason)) => failed = Failure::NoRoom { reason },
+            }
+        }
+        Err(identity.error(INSTANTIATE, failed))
+    }
+
+    async fn on(
+        linked: &Linked,
+        limits: &Limits,
+        identity: &Identity,
+        log: LogSink,
+        services: Services,
+    ) -> Result<Self, Refused> {
+        let mut store = Store::new(&linked.engine, State::new(limits, identity.worker, log, services));
         store.limiter(|state| &mut state.limiter);
         store.set_hostcall_fuel(usize::try_from(limits.output_bytes).unwrap_or(usize::MAX));
         store.epoch_deadline_async_yield_and_update(1);
-        let made = timeout(limits.call_timeout, pre.instantiate_async(&mut store)).await;
-        let said = store.data_mut().end();
-        match made {
-            Ok(Ok(bindings)) => {
-                Ok(Instance { store, bindings, identity, output_bytes: limits.output_bytes, alive: true })
-            }
-            Ok(Err(error)) if error.is::<Trap>() || error.is::<MemoryCap>() => {
-                Err(identity.error(INSTANTIATE, trapped(&error, said, limits.output_bytes)))
-            }
-            Ok(Err(error)) => Err(identity.error(INSTANTIATE, Failure::Invalid(one_line(&error)))),
-            Err(_) => Err(identity.error(INSTANTIATE, Failure::CallTimeout { limit: limits.call_timeout })),
+        if let Some(fuel) = limits.fuel {
+            store.set_fuel(fuel).map_err(|error| Refused::Failed(Failure::Invalid(one_line(&error))))?;
         }
+        store.data_mut().begin(&Caller::default());
+        let waits = store.data().waits.clone();
+        let made = within(Deadline::of_call(limits), &waits, linked.pre.instantiate(&mut store)).await;
+        let said = store.data_mut().end();
+        let failure = match made {
+            Ok(Ok(guest)) => {
+                let (output_bytes, fuel) = (limits.output_bytes, limits.fuel);
+                let identity = identity.clone();
+                return Ok(Instance { store, guest, identity, waits, output_bytes, fuel, alive: true });
+            }
+            Ok(Err(error)) if error.is::<PoolConcurrencyLimitError>() => return Err(Refused::Full(one_line(&error))),
+            Ok(Err(error)) if error.is::<Trap>() || error.is::<MemoryCap>() => {
+                trapped(&error, said, limits.output_bytes, limits.fuel)
+            }
+            // The engine's error for this has no public type.
+            Ok(Err(error)) if one_line(&error).contains(NO_MEMORY) => Failure::NoRoom { reason: one_line(&error) },
+            Ok(Err(error)) => Failure::Invalid(one_line(&error)),
+            Err(failure) => failure,
+        };
+        Err(Refused::Failed(failure))
     }
 
     pub fn is_alive(&self) -> bool {
         self.alive
     }
 
-    /// Ends a call: reads what became of it.
-    fn finish<T>(&mut self, call: &'static str, limit: Duration, called: Called<T>) -> Result<T, EnvError> {
+    fn begin(&mut self, call: &'static str, caller: &Caller) -> Result<(), EnvError> {
+        self.store.data_mut().begin(caller);
+        match self.fuel.map_or(Ok(()), |fuel| self.store.set_fuel(fuel)) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.identity.error(call, Failure::Invalid(one_line(&error)))),
+        }
+    }
+
+    fn end<T>(&mut self, call: &'static str, called: Result<wasmtime::Result<T>, Failure>) -> Result<T, EnvError> {
         let said = self.store.data_mut().end();
         let failure = match called {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(error)) => trapped(&error, said, self.output_bytes),
-            Err(_) => Failure::CallTimeout { limit },
+            Ok(Err(error)) => trapped(&error, said, self.output_bytes, self.fuel),
+            Err(failure) => failure,
         };
         self.alive = false;
         Err(self.identity.error(call, failure))
     }
 
-    /// The same for a call that may answer with an error.
-    fn finish_result<T>(
-        &mut self,
+    /// The guest's own error, or its answer if that passes `check`.
+    fn accept<T>(
+        &self,
         call: &'static str,
-        limit: Duration,
-        called: Called<Result<T, wit_types::Error>>,
+        answer: Result<T, Failure>,
+        check: impl FnOnce(&T) -> Result<(), String>,
     ) -> Result<T, EnvError> {
-        self.finish(call, limit, called)?.map_err(|error| self.identity.error(call, convert::guest_error(error)))
+        let checked = answer.and_then(|value| match check(&value) {
+            Ok(()) => Ok(value),
+            Err(reason) => Err(Failure::Invalid(reason)),
+        });
+        checked.map_err(|failure| self.identity.error(call, failure))
     }
 
-    fn check<T>(&self, call: &'static str, checked: Result<T, String>) -> Result<T, EnvError> {
-        checked.map_err(|reason| self.identity.error(call, Failure::Invalid(reason)))
+    /// Not yet checked.
+    pub async fn describe(&mut self, deadline: Deadline) -> Result<EnvInfo, EnvError> {
+        let caller = Caller::default();
+        let info = call!(self, "describe", &caller, deadline, |store, guest| guest.describe(store));
+        info.map_err(|reason| self.identity.error("describe", Failure::Invalid(reason)))
     }
 
-    pub async fn describe(&mut self, limit: Duration) -> Result<EnvInfo, EnvError> {
-        self.store.data_mut().begin(None);
-        let guest = self.bindings.prl_env_environment();
-        let called = timeout(limit, guest.call_describe(&mut self.store)).await;
-        let info = self.finish("describe", limit, called)?;
-        self.check("describe", EnvInfo::from_wit(info))
+    pub async fn configure(&mut self, args: &str, deadline: Deadline) -> Result<(), EnvError> {
+        let caller = Caller::default();
+        let done = call!(self, "configure", &caller, deadline, |store, guest| guest.configure(store, args));
+        self.accept("configure", done, |()| Ok(()))
     }
 
-    pub async fn configure(&mut self, args: &str, limit: Duration) -> Result<(), EnvError> {
-        self.store.data_mut().begin(None);
-        let args = args.to_owned();
-        let guest = self.bindings.prl_env_environment();
-        let called = timeout(limit, guest.call_configure(&mut self.store, &args)).await;
-        self.finish_result("configure", limit, called)
-    }
-
-    pub async fn task(&mut self, split: &str, index: u64, seed: u64, limit: Duration) -> Result<Task, EnvError> {
-        self.store.data_mut().begin(None);
-        let guest = self.bindings.prl_env_environment();
-        let called = timeout(limit, guest.call_get_task(&mut self.store, split, index, seed)).await;
-        let task = self.finish_result("get-task", limit, called)?;
-        self.check("get-task", convert::task(&self.identity.env, (split, index, seed), task))
+    pub async fn task(
+        &mut self,
+        info: &EnvInfo,
+        asked: (&str, u64, u64),
+        deadline: Deadline,
+    ) -> Result<Task, EnvError> {
+        let caller = Caller { rollout: None, seed: asked.2, ordinal: asked.1 };
+        let env = self.identity.env.clone();
+        let task = call!(self, "get-task", &caller, deadline, |store, guest| guest.task(store, &env, asked));
+        self.accept("get-task", task, |task| check::task(info, asked, task))
     }
 
     pub async fn open(
         &mut self,
-        task: &wit::Task,
-        context: &wit::RolloutContext,
-        limit: Duration,
+        task: &Task,
+        context: &RolloutContext,
+        caller: &Caller,
+        deadline: Deadline,
     ) -> Result<ResourceAny, EnvError> {
-        self.store.data_mut().begin(Some(&context.id));
-        let guest = self.bindings.prl_env_environment().rollout();
-        let called = timeout(limit, guest.call_open(&mut self.store, task, context)).await;
-        self.finish_result("open", limit, called)
+        let handle = call!(self, "open", caller, deadline, |store, guest| guest.open(store, task, context));
+        self.accept("open", handle, |_| Ok(()))
     }
 
     pub async fn start(
         &mut self,
         info: &EnvInfo,
-        id: &str,
         rollout: ResourceAny,
-        limit: Duration,
+        caller: &Caller,
+        deadline: Deadline,
     ) -> Result<EnvTurn, EnvError> {
-        self.store.data_mut().begin(Some(id));
-        let guest = self.bindings.prl_env_environment().rollout();
-        let called = timeout(limit, guest.call_start(&mut self.store, rollout)).await;
-        let turn = self.finish_result("start", limit, called)?;
-        self.check("start", convert::turn(info, turn))
+        let turn = call!(self, "start", caller, deadline, |store, guest| guest.start(store, rollout));
+        self.accept("start", turn, |turn| check::turn(info, check::Said::Start, turn))
     }
 
     pub async fn step(
         &mut self,
         info: &EnvInfo,
-        id: &str,
         rollout: ResourceAny,
-        completion: &wit::Completion,
-        limit: Duration,
+        said: &Completion,
+        caller: &Caller,
+        deadline: Deadline,
     ) -> Result<EnvTurn, EnvError> {
-        self.store.data_mut().begin(Some(id));
-        let guest = self.bindings.prl_env_environment().rollout();
-        let called = timeout(limit, guest.call_step(&mut self.store, rollout, completion)).await;
-        let turn = self.finish_result("step", limit, called)?;
-        self.check("step", convert::turn(info, turn))
+        let turn = call!(self, "step", caller, deadline, |store, guest| guest.step(store, rollout, said));
+        self.accept("step", turn, |turn| check::turn(info, check::Said::Turn(&said.message), turn))
     }
 
     pub async fn score(
         &mut self,
         info: &EnvInfo,
-        id: &str,
         rollout: ResourceAny,
         truncated: Option<&str>,
-        limit: Duration,
+        caller: &Caller,
+        deadline: Deadline,
     ) -> Result<Score, EnvError> {
-        self.store.data_mut().begin(Some(id));
-        let guest = self.bindings.prl_env_environment().rollout();
-        let called = timeout(limit, guest.call_score(&mut self.store, rollout, truncated)).await;
-        let score = self.finish_result("score", limit, called)?;
-        self.check("score", convert::score(info, score))
+        let score = call!(self, "score", caller, deadline, |store, guest| guest.score(store, rollout, truncated));
+        let score = score.and_then(|score| check::score(info, score).map_err(Failure::Invalid));
+        self.accept("score", score, |_| Ok(()))
     }
 
     pub async fn score_group(
         &mut self,
         info: &EnvInfo,
-        task: &wit::Task,
-        members: &[wit::Finished],
-        limit: Duration,
+        task: &Task,
+        members: &[GroupMember],
+        deadline: Deadline,
     ) -> Result<Vec<Score>, EnvError> {
-        self.store.data_mut().begin(None);
-        let guest = self.bindings.prl_env_environment();
-        let called = timeout(limit, guest.call_score_group(&mut self.store, task, members)).await;
-        let scores = self.finish_result("score-group", limit, called)?;
-        if scores.len() != members.len() {
-            let reason = format!("{} scores for {} members", scores.len(), members.len());
-            return self.check("score-group", Err(reason));
-        }
-        let scores = scores.into_iter().map(|score| convert::score(info, score)).collect();
-        self.check("score-group", scores)
+        let caller = Caller { rollout: None, seed: task.seed, ordinal: 0 };
+        let scores =
+            call!(self, "score-group", &caller, deadline, |store, guest| guest.score_group(store, task, members));
+        let scores = scores.and_then(|scores| {
+            let checked: Result<Vec<Score>, String> =
+                scores.into_iter().map(|score| check::score(info, score)).collect();
+            checked.map_err(Failure::Invalid)
+        });
+        self.accept("score-group", scores, |scores| {
+            if scores.len() == members.len() {
+                return Ok(());
+            }
+            Err(format!("{} scores for {} members", scores.len(), members.len()))
+        })
     }
 
     /// Frees a rollout's state in the guest.
-    pub async fn close(&mut self, id: &str, rollout: ResourceAny, limit: Duration) -> Result<(), EnvError> {
-        self.store.data_mut().begin(Some(id));
-        let called = timeout(limit, rollout.resource_drop_async(&mut self.store)).await;
-        self.finish("close", limit, called)
+    pub async fn close(&mut self, rollout: ResourceAny, caller: &Caller, deadline: Deadline) -> Result<(), EnvError> {
+        call!(self, "close", caller, deadline, |store, _guest| rollout.resource_drop_async(store));
+        Ok(())
     }
 }
 
 /// What stopped a guest.
-fn trapped(error: &wasmtime::Error, said: Option<String>, limit_bytes: u64) -> Failure {
+fn trapped(error: &wasmtime::Error, said: Option<String>, limit_bytes: u64, fuel: Option<u64>) -> Failure {
     if let Some(cap) = error.downcast_ref::<MemoryCap>() {
         return Failure::OutOfMemory { wanted_bytes: cap.wanted_bytes, limit_bytes: cap.limit_bytes };
     }
     if let Some(trap) = error.downcast_ref::<Trap>() {
-        return Failure::Trap { reason: trap.to_string(), said };
+        return match (trap, fuel) {
+            (Trap::OutOfFuel, Some(limit)) => Failure::OutOfFuel { limit },
+            _ => Failure::Trap { reason: trap.to_string(), said },
+        };
     }
     // The engine's error for this has no public type; its text is held by a test.
     let reason = error.root_cause().to_string();

@@ -5,30 +5,42 @@
 //! happened in and nothing else. Must not know how completions are sampled, what a rollout is trained with, or where
 //! log files are kept.
 //!
-//! Invariants: nothing a guest returns leaves this crate unchecked; a guest gets no clock, file, socket or randomness;
-//! an instance that trapped, timed out or was cancelled in a call is never entered again.
+//! Invariants: nothing a guest returns leaves this crate unchecked; a guest gets no clock, file, socket or randomness
+//! but what follows from its seed, and no service that is not granted; an instance that trapped, timed out or was
+//! cancelled in a call is never entered again.
 
-mod bindings;
 mod cache;
-mod convert;
+mod check;
+mod contract;
 mod error;
 mod file;
 mod info;
 mod instance;
 mod limits;
 mod log;
+mod machine;
 mod pool;
 mod resolve;
 mod sandbox;
+mod schema;
+mod services;
 mod session;
+mod state;
+mod turn;
+mod wasi;
 
 pub use cache::default_cache_dir;
-pub use error::{EnvError, Failure, GuestErrorCode, LoadError};
+pub use error::{EnvError, Failure, GuestErrorCode, LoadError, StartError};
 pub use file::EnvFile;
-pub use info::{EnvFeatures, EnvInfo, Split};
+pub use info::{Component, EnvFeatures, EnvInfo, Split};
 pub use limits::Limits;
 pub use log::{LogLevel, LogLine, LogSink};
-pub use pool::{GroupMember, Isolation, Pool, PoolConfig, PoolStats};
+pub use pool::{Isolation, Pool, PoolConfig, PoolStats};
 pub use resolve::{SearchPath, resolve};
-pub use sandbox::{Sandbox, SandboxConfig};
-pub use session::{EnvTurn, Finish, RolloutContext, Session, Stop};
+pub use sandbox::{LoadConfig, Sandbox, SandboxConfig};
+pub use services::{
+    Assets, Grant, Http, HttpClient, HttpRequest, HttpResponse, Kv, LLM_OPTIONS, Llm, LlmRequest, LlmResponse,
+    ServiceError, Services,
+};
+pub use session::Session;
+pub use turn::{Completion, EnvTurn, Finish, GroupMember, RolloutContext, SamplingHints, Stop};

@@ -3,21 +3,25 @@
 use std::time::Duration;
 use wasmtime::ResourceLimiter;
 
-/// Bounds for one instance. Everything is bounded; there is no "unlimited".
+/// Bounds for one instance. Everything but instructions is bounded always; there is no "unlimited".
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// Linear memory of one instance in bytes, over all its memories.
     pub memory_bytes: u64,
-    /// Wall clock of one call, instantiation and `configure` included.
+    /// Wall clock of one call, instantiation and `configure` included; waiting for a model or a server does not count.
     pub call_timeout: Duration,
     /// Wall clock of one rollout from `open` to `score`, sampling included.
     pub rollout_timeout: Duration,
-    /// Data the guest may hand over in one call, in bytes.
+    /// Instructions of one call, roughly: the same count on every machine. `None`: not counted.
+    pub fuel: Option<u64>,
+    /// Data the guest may hand over in one call, and may be handed by a service at once, in bytes.
     pub output_bytes: u64,
     /// Log lines of one call; what is over is counted and dropped.
     pub log_lines: u32,
     /// Bytes of one log line, fields included; what is over is cut.
     pub log_line_bytes: usize,
+    /// Log lines a second, over all instances of a pool; what is over is counted and dropped.
+    pub log_lines_per_second: u32,
 }
 
 impl Default for Limits {
@@ -26,9 +30,11 @@ impl Default for Limits {
             memory_bytes: 256 << 20,
             call_timeout: Duration::from_secs(30),
             rollout_timeout: Duration::from_secs(600),
+            fuel: None,
             output_bytes: 4 << 20,
             log_lines: 100,
             log_line_bytes: 8 << 10,
+            log_lines_per_second: 1000,
         }
     }
 }

@@ -2,9 +2,8 @@
 //! is the sink's business.
 
 use crate::Limits;
-use crate::bindings::{wit_log, wit_types};
-use crate::limits::Limiter;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How serious a line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,12 +38,36 @@ pub struct LogLine {
 /// Takes the lines, called on the sandbox's threads: must be quick and must not fail.
 pub type LogSink = Arc<dyn Fn(LogLine) + Send + Sync>;
 
-/// What an instance's store carries: its limiter and its log.
-pub struct State {
-    pub limiter: Limiter,
+/// The same sink with at most so many lines a second; what is over is counted and told with the next line that passes.
+pub fn limited(sink: LogSink, per_second: u32) -> LogSink {
+    let window = Mutex::new((Instant::now(), 0u32, 0u64));
+    Arc::new(move |line| {
+        let dropped = {
+            let mut window = window.lock().unwrap_or_else(PoisonError::into_inner);
+            let (since, lines, dropped) = &mut *window;
+            if since.elapsed() >= Duration::from_secs(1) {
+                (*since, *lines) = (Instant::now(), 0);
+            }
+            *lines = lines.saturating_add(1);
+            if *lines > per_second {
+                *dropped += 1;
+                return;
+            }
+            std::mem::take(dropped)
+        };
+        if dropped > 0 {
+            let message = format!("{dropped} lines dropped: there may be {per_second} a second");
+            sink(LogLine { level: LogLevel::Warn, message, fields: Vec::new(), rollout: None, worker: line.worker });
+        }
+        sink(line);
+    })
+}
+
+/// The log of one instance: whom it speaks for, and what is left of the current call's lines.
+pub struct Log {
     sink: LogSink,
     worker: usize,
-    rollout: Option<String>,
+    rollout: Option<Arc<str>>,
     max_lines: u32,
     max_bytes: usize,
     /// Lines of the current call.
@@ -53,10 +76,9 @@ pub struct State {
     said: Option<String>,
 }
 
-impl State {
+impl Log {
     pub fn new(limits: &Limits, worker: usize, sink: LogSink) -> Self {
-        State {
-            limiter: Limiter::new(limits),
+        Log {
             sink,
             worker,
             rollout: None,
@@ -68,8 +90,8 @@ impl State {
     }
 
     /// Begins a call on behalf of `rollout`.
-    pub fn begin(&mut self, rollout: Option<&str>) {
-        self.rollout = rollout.map(str::to_owned);
+    pub fn begin(&mut self, rollout: Option<Arc<str>>) {
+        self.rollout = rollout;
         self.lines = 0;
         self.said = None;
     }
@@ -84,24 +106,10 @@ impl State {
         self.said.take()
     }
 
-    fn write(&self, level: LogLevel, message: String, fields: Vec<(String, String)>) {
-        (self.sink)(LogLine { worker: self.worker, rollout: self.rollout.clone(), level, message, fields });
-    }
-}
-
-impl wit_types::Host for State {}
-
-impl wit_log::Host for State {
-    fn emit(&mut self, level: wit_log::Level, message: String, fields: Vec<(String, String)>) {
-        let level = match level {
-            wit_log::Level::Trace => LogLevel::Trace,
-            wit_log::Level::Debug => LogLevel::Debug,
-            wit_log::Level::Info => LogLevel::Info,
-            wit_log::Level::Warn => LogLevel::Warn,
-            wit_log::Level::Error => LogLevel::Error,
-        };
+    /// One line of the guest's.
+    pub fn emit(&mut self, level: LogLevel, message: &str, fields: &[(String, String)]) {
         let mut room = self.max_bytes;
-        let message = clean(&message, &mut room);
+        let message = clean(message, &mut room);
         if level == LogLevel::Error {
             self.said = Some(message.clone());
         }
@@ -114,6 +122,11 @@ impl wit_log::Host for State {
             .map_while(|(name, value)| (room > 0).then(|| (clean(name, &mut room), clean(value, &mut room))));
         let fields = fields.collect();
         self.write(level, message, fields);
+    }
+
+    fn write(&self, level: LogLevel, message: String, fields: Vec<(String, String)>) {
+        let rollout = self.rollout.as_deref().map(str::to_owned);
+        (self.sink)(LogLine { worker: self.worker, rollout, level, message, fields });
     }
 }
 
@@ -150,5 +163,24 @@ mod tests {
         assert_eq!(room, 0);
         let mut room = 100;
         assert_eq!((clean("äö", &mut room), room), ("äö".into(), 96));
+    }
+
+    #[test]
+    fn lines_a_second_are_bounded() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let kept = lines.clone();
+        let sink = limited(Arc::new(move |line: LogLine| kept.lock().unwrap().push(line.message)), 3);
+        let line = |text: &str| LogLine {
+            worker: 0,
+            rollout: None,
+            level: LogLevel::Info,
+            message: text.into(),
+            fields: Vec::new(),
+        };
+        (0..10).for_each(|i| sink(line(&i.to_string())));
+        assert_eq!(*lines.lock().unwrap(), ["0", "1", "2"]);
+        std::thread::sleep(Duration::from_millis(1010));
+        sink(line("later"));
+        assert_eq!(lines.lock().unwrap()[3..], ["7 lines dropped: there may be 3 a second", "later"]);
     }
 }

@@ -1,15 +1,16 @@
 //! The workers of one environment in a run. Owns instances, their replacement, and the bound on live rollouts; must
 //! not know the order in which rollouts are wanted.
 
-use crate::convert;
-use crate::instance::{Identity, Instance};
-use crate::session::{RolloutContext, Session};
-use crate::{EnvError, EnvFile, EnvInfo, Failure, Limits, LogSink};
+use crate::instance::{Deadline, Identity, Instance};
+use crate::session::Session;
+use crate::turn::{GroupMember, RolloutContext};
+use crate::{EnvError, EnvFile, EnvInfo, Failure, Limits, LogSink, Services, StartError, check, log, schema};
 use futures::future::BoxFuture;
-use prl_types::{Message, Score, Task};
+use prl_types::{Score, Task};
 use serde_json::Value;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::{Mutex, Semaphore};
 
 /// What shares an instance.
@@ -30,14 +31,16 @@ pub struct PoolConfig {
     pub name: String,
     /// Its arguments: a JSON object.
     pub args: Value,
+    /// Weights of reward components that replace its own, by name.
+    pub weights: BTreeMap<String, f64>,
     /// Workers: log files, and instances under [`Isolation::Worker`].
     pub workers: usize,
     /// Rollouts alive at once; `open` waits for a free place.
     pub max_rollouts: usize,
     /// What shares an instance.
     pub isolation: Isolation,
-    /// Bounds for each instance.
-    pub limits: Limits,
+    /// What stands behind its grants.
+    pub services: Services,
     /// Takes its log.
     pub log: LogSink,
 }
@@ -69,29 +72,18 @@ pub(crate) struct Counters {
     pub(crate) replayed: AtomicU64,
 }
 
-/// A member of a group that is scored as a whole.
-#[derive(Clone, Debug)]
-pub struct GroupMember {
-    /// As it was opened with.
-    pub context: RolloutContext,
-    /// The whole conversation.
-    pub messages: Vec<Message>,
-    /// Why the host cut it off, if it did.
-    pub truncated: Option<String>,
-    /// Its own score.
-    pub score: Score,
-}
-
 /// A configured environment, ready for rollouts. Cloning gives another handle.
 #[derive(Clone)]
 pub struct Pool(pub(crate) Arc<Shared>);
 
 pub(crate) struct Shared {
     pub file: EnvFile,
-    pub limits: Limits,
     pub isolation: Isolation,
+    /// What the arguments made of the description; set once the pool has started.
+    info: OnceLock<EnvInfo>,
     name: Arc<str>,
     args: String,
+    services: Services,
     log: LogSink,
     /// Makes tasks and scores groups.
     control: Arc<Seat>,
@@ -104,11 +96,14 @@ pub(crate) struct Shared {
 }
 
 impl Pool {
-    /// Configures the environment once, so that bad arguments and crashes show up here.
+    /// Checks the configuration and configures the environment once, so that bad arguments and crashes show up here.
     ///
     /// # Errors
-    /// Whatever `configure` ended with.
-    pub async fn start(file: &EnvFile, config: PoolConfig) -> Result<Self, EnvError> {
+    /// What does not fit, or whatever `configure` ended with.
+    pub async fn start(file: &EnvFile, config: PoolConfig) -> Result<Self, StartError> {
+        let env = || config.name.clone();
+        schema::check(&file.info().args_schema, &config.args, "args")
+            .map_err(|reason| StartError::Args { env: env(), reason })?;
         let workers = config.workers.max(1);
         let seats = match config.isolation {
             Isolation::Rollout => Vec::new(),
@@ -117,24 +112,41 @@ impl Pool {
         let pool = Pool(Arc::new(Shared {
             file: file.clone(),
             isolation: config.isolation,
-            name: config.name.into(),
+            info: OnceLock::new(),
+            name: config.name.as_str().into(),
             args: config.args.to_string(),
-            log: config.log,
+            log: log::limited(config.log.clone(), file.limits().log_lines_per_second),
+            services: config.services.clone(),
             control: Arc::new(Seat::new(0)),
             seats,
             workers,
             next_worker: AtomicUsize::new(0),
             places: Arc::new(Semaphore::new(config.max_rollouts.clamp(1, Semaphore::MAX_PERMITS))),
             counters: Counters::default(),
-            limits: config.limits,
         }));
-        pool.0.on_seat(&pool.0.control, "configure", |_, _| Box::pin(async { Ok(()) })).await?;
+        let (deadline, grants) = (Deadline::of_call(file.limits()), file.grants().to_vec());
+        let identity = pool.0.identity(0);
+        let describe = pool.0.on_seat(&pool.0.control, "configure", move |instance, _| {
+            Box::pin(async move {
+                let info = instance.describe(deadline).await?;
+                check::info(&info, &grants)
+                    .map_err(|reason| identity.error("describe", Failure::Invalid(reason)))
+                    .map(|()| info)
+            })
+        });
+        let mut info = describe.await?;
+        info.weigh(&config.weights).map_err(|reason| StartError::Weights { env: env(), reason })?;
+        let known = config.services.llm.as_ref().map(|llm| llm.roles()).unwrap_or_default();
+        if let Some(role) = info.roles.iter().find(|role| !known.contains(role)) {
+            return Err(StartError::Role { env: env(), role: role.clone() });
+        }
+        pool.0.info.get_or_init(|| info);
         Ok(pool)
     }
 
-    /// The environment's description.
+    /// The environment's description under its arguments, with the run's weights.
     pub fn info(&self) -> &EnvInfo {
-        self.0.file.info()
+        self.0.info()
     }
 
     /// The environment's name in the run.
@@ -149,7 +161,7 @@ impl Pool {
     pub async fn task(&self, split: &str, index: u64, seed: u64) -> Result<Task, EnvError> {
         let shared = &self.0;
         let error = |reason| shared.identity(0).error("get-task", Failure::Unsupported(reason));
-        match shared.file.info().split(split) {
+        match shared.info().split(split) {
             None => {
                 let names: Vec<_> = self.info().splits.iter().map(|split| format!("`{}`", split.name)).collect();
                 return Err(error(format!("there is no split `{split}`, only {}", names.join(", "))));
@@ -159,13 +171,18 @@ impl Pool {
             }
             Some(_) => {}
         }
-        let (split, limit) = (split.to_owned(), shared.limits.call_timeout);
-        let control = &shared.control;
+        let (split, deadline) = (split.to_owned(), Deadline::of_call(shared.limits()));
+        let (control, asked) = (&shared.control, shared.clone());
         shared
             .on_seat(control, "get-task", move |instance, _| {
-                Box::pin(async move { instance.task(&split, index, seed, limit).await })
+                Box::pin(async move { instance.task(asked.info(), (&split, index, seed), deadline).await })
             })
             .await
+    }
+
+    /// The file it runs.
+    pub fn file(&self) -> &EnvFile {
+        &self.0.file
     }
 
     /// Begins a rollout of `task`; waits while `max_rollouts` are alive.
@@ -200,13 +217,11 @@ impl Pool {
             let reason = "it does not score groups".to_owned();
             return Err(shared.identity(0).error("score-group", Failure::Unsupported(reason)));
         }
-        let task = convert::task_to(task);
-        let members: Vec<_> = members.iter().map(convert::member_to).collect();
-        let (file, limit) = (shared.file.clone(), shared.limits.call_timeout);
-        let control = &shared.control;
+        let (task, members, deadline) = (task.clone(), members.to_vec(), Deadline::of_call(shared.limits()));
+        let (control, asked) = (&shared.control, shared.clone());
         shared
             .on_seat(control, "score-group", move |instance, _| {
-                Box::pin(async move { instance.score_group(file.info(), &task, &members, limit).await })
+                Box::pin(async move { instance.score_group(asked.info(), &task, &members, deadline).await })
             })
             .await
     }
@@ -245,6 +260,15 @@ impl Seat {
 }
 
 impl Shared {
+    pub fn limits(&self) -> &Limits {
+        self.file.limits()
+    }
+
+    /// Until the pool has started, what the file says.
+    pub fn info(&self) -> &EnvInfo {
+        self.info.get().unwrap_or(self.file.info())
+    }
+
     pub fn identity(&self, worker: usize) -> Identity {
         Identity { env: self.name.clone(), worker }
     }
@@ -263,9 +287,9 @@ impl Shared {
 
     async fn make(&self, worker: usize) -> Result<Instance, EnvError> {
         let (identity, log) = (self.identity(worker), self.log.clone());
-        let engine = self.file.sandbox().engine();
-        let mut instance = Instance::new(engine, self.file.pre(), &self.limits, identity, log).await?;
-        instance.configure(&self.args, self.limits.call_timeout).await?;
+        let (file, limits, services) = (&self.file, self.limits(), self.services.clone());
+        let mut instance = Instance::new(file.linked(), limits, identity, log, services).await?;
+        instance.configure(&self.args, Deadline::of_call(limits)).await?;
         Ok(instance)
     }
 

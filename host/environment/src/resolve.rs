@@ -15,7 +15,11 @@ pub struct SearchPath<'a> {
     pub binary: Option<&'a Path>,
 }
 
-/// Finds the file of the environment `id`: a path that ends in `.wasm`, or a bare name such as `reverse-text`.
+/// The component in an environment's folder.
+const COMPONENT: &str = "env.wasm";
+
+/// Finds the file of the environment `id`: a path that ends in `.wasm`, a bare name such as `reverse-text`, or the
+/// folder of an `env.wasm`.
 ///
 /// # Errors
 /// [`LoadError::NotFound`] with the places tried.
@@ -32,10 +36,11 @@ pub fn resolve(id: &str, search: &SearchPath<'_>) -> Result<PathBuf, LoadError> 
         let beside = above.enumerate().filter(|(i, envs)| *i == 0 || envs.is_dir());
         places.extend(beside.map(|(_, envs)| envs.join(&file)));
     }
-    match places.iter().find(|place| place.is_file()) {
-        Some(found) => Ok(found.clone()),
-        None => Err(LoadError::NotFound { id: id.to_owned(), places }),
-    }
+    let found = places.iter().find_map(|place| {
+        let folder = place.with_extension("").join(COMPONENT);
+        if place.is_file() { Some(place.clone()) } else { Some(folder).filter(|file| file.is_file()) }
+    });
+    found.ok_or_else(|| LoadError::NotFound { id: id.to_owned(), places })
 }
 
 #[cfg(test)]
@@ -66,5 +71,9 @@ mod tests {
         let absolute = root.join("two/a.wasm");
         assert_eq!(resolve(absolute.to_str().unwrap(), &SearchPath::default()).unwrap(), absolute);
         assert!(matches!(resolve("", &search), Err(LoadError::NotFound { .. })));
+        fs::create_dir_all(root.join("one/b")).unwrap();
+        assert!(resolve("b", &search).is_err());
+        fs::write(root.join("one/b/env.wasm"), "").unwrap();
+        assert_eq!(resolve("b", &search).unwrap(), root.join("one/b/env.wasm"));
     }
 }

@@ -1,24 +1,17 @@
-//! The engine all environments share, the threads they run on and the clock that interrupts them. Owns wasmtime's
-//! configuration; must not know any call of the contract.
+//! What all environments share: engines, compiled code, and the threads they run on. Must not know any call of the
+//! contract.
 
-use crate::bindings::PureEnv;
 use crate::cache::Cache;
-use crate::log::State;
-use crate::{EnvFile, Limits, LoadError};
-use std::future::Future;
+use crate::machine::Machines;
+use crate::{EnvFile, Grant, Limits, LoadError};
+use futures::FutureExt;
+use std::future::{Future, poll_fn};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::Poll;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
-use wasmtime::component::{HasSelf, Linker};
-use wasmtime::{Config, Engine};
-
-/// How often a running guest gives way and can be stopped.
-const TICK: Duration = Duration::from_millis(10);
-/// Stack of a guest, and of the fiber it runs on.
-const WASM_STACK_BYTES: usize = 1 << 20;
-const FIBER_STACK_BYTES: usize = 2 << 20;
 
 /// How to set up a [`Sandbox`].
 #[derive(Clone, Debug)]
@@ -35,13 +28,21 @@ impl Default for SandboxConfig {
     }
 }
 
+/// What holds for an environment from the moment it is loaded.
+#[derive(Clone, Debug, Default)]
+pub struct LoadConfig {
+    /// Bounds for each instance.
+    pub limits: Limits,
+    /// What it may import beside its log.
+    pub grants: Vec<Grant>,
+}
+
 /// Runs WASM components. Cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Sandbox(Arc<Inner>);
 
 struct Inner {
-    engine: Engine,
-    linker: Linker<State>,
+    machines: Machines,
     cache: Option<Cache>,
     /// Taken when the sandbox is dropped.
     runtime: Option<Runtime>,
@@ -62,27 +63,7 @@ impl Sandbox {
     /// [`LoadError::Sandbox`] when the system refuses one of them. A cache folder that cannot be used is a warning.
     pub fn new(config: &SandboxConfig) -> Result<Self, LoadError> {
         let failed = |error: &dyn std::fmt::Display| LoadError::Sandbox(error.to_string());
-        let mut engine_config = Config::new();
-        engine_config
-            .wasm_component_model(true)
-            .epoch_interruption(true)
-            .cranelift_nan_canonicalization(true)
-            .relaxed_simd_deterministic(true)
-            .max_wasm_stack(WASM_STACK_BYTES)
-            .async_stack_size(FIBER_STACK_BYTES);
-        let engine = Engine::new(&engine_config).map_err(|error| failed(&error))?;
-        let mut linker = Linker::new(&engine);
-        PureEnv::add_to_linker::<_, HasSelf<_>>(&mut linker, |state: &mut State| state)
-            .map_err(|error| failed(&error))?;
-        let ticked = engine.weak();
-        let tick = move || {
-            while let Some(engine) = ticked.upgrade() {
-                engine.increment_epoch();
-                drop(engine);
-                std::thread::sleep(TICK);
-            }
-        };
-        std::thread::Builder::new().name("env-ticker".into()).spawn(tick).map_err(|error| failed(&error))?;
+        let machines = Machines::new().map_err(|error| failed(&error))?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(config.threads.max(1))
             .thread_name("env")
@@ -96,23 +77,19 @@ impl Sandbox {
                 None
             }
         });
-        Ok(Sandbox(Arc::new(Inner { engine, linker, cache, runtime: Some(runtime) })))
+        Ok(Sandbox(Arc::new(Inner { machines, cache, runtime: Some(runtime) })))
     }
 
-    /// Reads, checks, compiles and describes the component at `path`. `limits` hold for the description.
+    /// Reads, checks, compiles and describes the component at `path`, which keeps to `config` from then on.
     ///
     /// # Errors
-    /// A [`LoadError`] that says what the file is instead of an environment.
-    pub async fn load(&self, path: &Path, limits: &Limits) -> Result<EnvFile, LoadError> {
-        EnvFile::load(self, path, limits).await
+    /// A [`LoadError`] that says what the file is instead of an environment, or what it may not import.
+    pub async fn load(&self, path: &Path, config: &LoadConfig) -> Result<EnvFile, LoadError> {
+        EnvFile::load(self, path, config).await
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.0.engine
-    }
-
-    pub(crate) fn linker(&self) -> &Linker<State> {
-        &self.0.linker
+    pub(crate) fn machines(&self) -> &Machines {
+        &self.0.machines
     }
 
     pub(crate) fn cache(&self) -> Option<&Cache> {
@@ -123,11 +100,16 @@ impl Sandbox {
         self.0.runtime.as_ref()
     }
 
-    /// Runs `future` on the sandbox's threads. Dropping what this returns aborts it; `None` means it was aborted or
-    /// it panicked.
+    /// Runs `future` to its first pause on the caller's thread, which is one tick of the engines' clock at most for a
+    /// guest and most often all there is, and from there on the sandbox's threads. Dropping what this returns aborts
+    /// it; `None` means it was aborted or it panicked.
     pub(crate) async fn run<R: Send + 'static>(&self, future: impl Future<Output = R> + Send + 'static) -> Option<R> {
+        let mut future = Box::pin(AssertUnwindSafe(future).catch_unwind());
+        if let Poll::Ready(done) = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+            return done.ok();
+        }
         let mut task = AbortOnDrop(self.runtime()?.spawn(future));
-        (&mut task.0).await.ok()
+        (&mut task.0).await.ok()?.ok()
     }
 
     /// Like [`Sandbox::run`], for work that takes a thread of its own for long.

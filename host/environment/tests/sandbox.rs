@@ -6,4 +6,5 @@ mod sandbox {
     mod hostile;
     mod loading;
     mod reverse_text;
+    mod services;
 }

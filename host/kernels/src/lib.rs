@@ -17,6 +17,7 @@ pub mod cuda;
 mod forward;
 mod gemm;
 mod head;
+pub mod libraries;
 mod micro;
 mod pool;
 mod rows;

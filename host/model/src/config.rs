@@ -9,6 +9,11 @@ use std::path::Path;
 /// The file's name within a model folder.
 pub const CONFIG_FILE: &str = "config.json";
 
+/// Every layer is a list entry in many places.
+const MOST_LAYERS: usize = 10_000;
+/// Beyond any machine, and so few that counting bytes does not overflow.
+const MOST_PARAMETERS: f64 = (1u64 << 48) as f64;
+
 /// The supported families: one decoder with small differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -125,7 +130,7 @@ impl ModelConfig {
             (None, Family::Llama) => 2048,
             (None, _) => 32_768,
         };
-        Ok(ModelConfig {
+        let config = ModelConfig {
             family,
             vocab_size: keys.size("vocab_size")?,
             hidden_size,
@@ -139,8 +144,19 @@ impl ModelConfig {
             max_position_embeddings,
             tied: keys.flag("tie_word_embeddings")?,
             initializer_range: keys.positive("initializer_range", 0.02)?,
-            raw,
-        })
+            raw: raw.clone(),
+        };
+        if config.layers > MOST_LAYERS {
+            let reason =
+                format!("is {}, which is more than the {MOST_LAYERS} layers that are supported", config.layers);
+            return Err(keys.error("num_hidden_layers", reason));
+        }
+        let parameters = config.counted();
+        if parameters > MOST_PARAMETERS {
+            let reason = format!("and the other sizes make {parameters:.1e} parameters, more than any machine holds");
+            return Err(keys.error("hidden_size", reason));
+        }
+        Ok(config)
     }
 
     /// Whether q, k and v have biases.
@@ -155,7 +171,21 @@ impl ModelConfig {
 
     /// Number of trained numbers, tied matrices counted once.
     pub fn parameters(&self) -> usize {
-        crate::names::parameters(self).iter().map(|p| p.shape.iter().product::<usize>()).sum()
+        self.counted() as usize
+    }
+
+    /// The same of any sizes, without a list that could be too long. f64 is exact up to 2^53, which is beyond what is let
+    /// through.
+    fn counted(&self) -> f64 {
+        let [h, f, vocab, layers] =
+            [self.hidden_size, self.intermediate_size, self.vocab_size, self.layers].map(|n| n as f64);
+        let q = self.heads as f64 * self.head_dim as f64;
+        let kv = self.kv_heads as f64 * self.head_dim as f64;
+        let biases = if self.qkv_bias() { q + 2.0 * kv } else { 0.0 };
+        let norms = if self.qk_norm() { 2.0 * self.head_dim as f64 } else { 0.0 };
+        let layer = h * (2.0 * q + 2.0 * kv + 3.0 * f + 2.0) + biases + norms;
+        let embeddings = if self.tied { 1.0 } else { 2.0 };
+        embeddings * vocab * h + layers * layer + h
     }
 }
 
@@ -311,6 +341,40 @@ mod tests {
         let parse = |text: &str| ModelConfig::parse(text, Path::new("c.json")).unwrap_err().to_string();
         assert!(parse("[]").contains("must be a JSON object"));
         assert!(parse("{").starts_with("`c.json` is not valid"));
+    }
+
+    #[test]
+    fn parameters_are_counted_as_they_are_listed() {
+        for family in ["llama", "qwen2", "qwen3"] {
+            for tied in [false, true] {
+                let config = parse(|c| {
+                    c.insert("model_type".into(), json!(family));
+                    c.insert("tie_word_embeddings".into(), json!(tied));
+                    c.insert("num_hidden_layers".into(), json!(3));
+                });
+                let config = config.unwrap();
+                let listed = crate::names::parameters(&config);
+                assert_eq!(
+                    config.parameters(),
+                    listed.iter().map(|p| p.shape.iter().product::<usize>()).sum::<usize>()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_no_machine_holds_are_refused() {
+        let most = json!(u32::MAX - 1);
+        assert!(error(set("num_hidden_layers", most.clone())).contains("more than the 10000 layers"));
+        for key in ["vocab_size", "num_attention_heads", "head_dim", "intermediate_size"] {
+            let text = error(|c| {
+                c.insert("head_dim".into(), json!(4));
+                for huge in [key, "hidden_size"] {
+                    c.insert(huge.into(), most.clone());
+                }
+            });
+            assert!(text.contains("parameters, more than any machine holds"), "{key}: {text}");
+        }
     }
 
     #[test]

@@ -48,34 +48,14 @@ fn open_cuda(_index: usize) -> Result<burn::tensor::Device, String> {
 /// Asks the driver first: burn would panic on a worker thread.
 #[cfg(feature = "burn-cuda")]
 fn open_cuda(index: usize) -> Result<burn::tensor::Device, String> {
-    let count = cuda_devices()?;
+    use prl_kernels::libraries::{LibraryError, driver};
+    let told = |e: LibraryError| format!("{e}; {}", e.remedy());
+    let count = driver().and_then(|driver| driver.gpus).map_err(told)?.len();
     if index < count {
         Ok(burn::tensor::Device::cuda(index))
     } else {
-        Err(format!("this machine has {count} CUDA devices, numbered from 0"))
+        Err(told(LibraryError::NoSuchGpu { index, count }))
     }
-}
-
-#[cfg(feature = "burn-cuda")]
-fn cuda_devices() -> Result<usize, String> {
-    type CuInit = unsafe extern "C" fn(u32) -> i32;
-    type CuDeviceGetCount = unsafe extern "C" fn(*mut i32) -> i32;
-    let missing = |e: libloading::Error| format!("the NVIDIA driver is not installed ({e})");
-    // SAFETY: libcuda has no constructors with preconditions; both symbols have had these signatures since CUDA 2.
-    let (status, count) = unsafe {
-        let driver = libloading::Library::new("libcuda.so.1").map_err(missing)?;
-        let init: libloading::Symbol<'_, CuInit> = driver.get(b"cuInit\0").map_err(missing)?;
-        let get_count: libloading::Symbol<'_, CuDeviceGetCount> = driver.get(b"cuDeviceGetCount\0").map_err(missing)?;
-        let mut count = 0;
-        let status = match init(0) {
-            0 => get_count(&mut count),
-            error => error,
-        };
-        // The driver keeps threads and exit handlers: it stays loaded.
-        std::mem::forget(driver);
-        (status, count)
-    };
-    if status == 0 { Ok(count.max(0) as usize) } else { Err(format!("the NVIDIA driver reports error {status}")) }
 }
 
 #[cfg(test)]

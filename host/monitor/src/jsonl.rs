@@ -36,7 +36,13 @@ impl Sink for Jsonl {
         object.extend(metrics.iter().map(|(name, value)| (name.to_string(), Value::from(value))));
         let mut line = Value::Object(object).to_string();
         line.push('\n');
-        self.file.write_all(line.as_bytes()).at("write", &self.path)
+        let before = self.file.metadata().map(|meta| meta.len());
+        let written = self.file.write_all(line.as_bytes());
+        if let (Err(_), Ok(len)) = (&written, before) {
+            // A part of a line would spoil the next one. If it cannot be taken back, the error below says enough.
+            let _ = self.file.set_len(len);
+        }
+        written.at("write", &self.path)
     }
 
     fn finish(&mut self, _exit_code: i32) -> Result<(), MonitorError> {

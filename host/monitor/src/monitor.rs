@@ -50,7 +50,7 @@ pub struct Monitor {
 impl Monitor {
     /// A monitor that writes `metrics.jsonl` only.
     pub fn new(jsonl: Jsonl) -> Self {
-        Monitor { local: Guarded { sink: jsonl, warned: false }, remotes: Vec::new() }
+        Monitor { local: Guarded { sink: jsonl, failed: None }, remotes: Vec::new() }
     }
 
     /// Adds a sink.
@@ -61,7 +61,7 @@ impl Monitor {
         let name = sink.name().to_string();
         let (orders, inbox) = mpsc::sync_channel(BACKLOG);
         let (report, done) = mpsc::channel();
-        let mut sink = Guarded { sink, warned: false };
+        let mut sink = Guarded { sink, failed: None };
         let work = move || {
             for order in inbox {
                 match order {
@@ -97,6 +97,11 @@ impl Monitor {
         }
     }
 
+    /// Why `metrics.jsonl` lacks lines, if it does: the run went on, and whoever starts it should know at its end.
+    pub fn lost(&self) -> Option<String> {
+        self.local.failed.clone()
+    }
+
     /// Ends every sink; one that does not answer within seconds is left behind with a warning.
     pub fn finish(mut self, exit_code: i32) {
         self.local.finish(exit_code);
@@ -121,7 +126,8 @@ impl std::fmt::Debug for Monitor {
 /// Turns a sink's errors into one warning.
 struct Guarded<S> {
     sink: S,
-    warned: bool,
+    /// The first error.
+    failed: Option<String>,
 }
 
 impl<S: Sink> Guarded<S> {
@@ -137,9 +143,10 @@ impl<S: Sink> Guarded<S> {
 
     fn check(&mut self, result: Result<(), MonitorError>) {
         if let Err(e) = result
-            && !std::mem::replace(&mut self.warned, true)
+            && self.failed.is_none()
         {
             tracing::warn!("{} fails and is tried again silently; the run goes on: {e}", self.sink.name());
+            self.failed = Some(e.to_string());
         }
     }
 }

@@ -153,3 +153,23 @@ fn a_blocked_sink_holds_nobody_up() {
     drop(release);
     monitor.finish(0);
 }
+
+#[test]
+fn lost_metrics_are_remembered_with_their_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut monitor = Monitor::new(jsonl(dir.path()));
+    monitor.log(1, Metrics::new());
+    assert_eq!(monitor.lost(), None);
+    monitor.finish(0);
+
+    let full = Path::new("/dev/full");
+    if !full.exists() {
+        eprintln!("skipped: there is no /dev/full");
+        return;
+    }
+    let mut monitor = Monitor::new(Jsonl::open(full).unwrap());
+    monitor.log(1, Metrics::new());
+    monitor.log(2, Metrics::new());
+    let lost = monitor.lost().unwrap();
+    assert!(lost.contains("cannot write /dev/full"), "{lost}");
+}

@@ -37,7 +37,8 @@ pub(crate) struct Batcher {
     stale: usize,
     barren: usize,
     empty_batches: usize,
-    recent: VecDeque<bool>,
+    /// Whether the last rollouts of each environment failed.
+    recent: BTreeMap<String, VecDeque<bool>>,
     errors: BTreeMap<String, usize>,
     /// Sum and count of each of the algorithm's own numbers.
     algo: BTreeMap<String, (f64, usize)>,
@@ -62,7 +63,7 @@ impl Batcher {
             stale: 0,
             barren: 0,
             empty_batches: 0,
-            recent: VecDeque::new(),
+            recent: BTreeMap::new(),
             errors: BTreeMap::new(),
             algo: BTreeMap::new(),
             filtered: BTreeMap::new(),
@@ -150,9 +151,11 @@ impl Batcher {
             }
             None => false,
         };
-        self.recent.push_back(failed);
-        if self.recent.len() > self.window() {
-            self.recent.pop_front();
+        let window = self.window();
+        let recent = self.recent.entry(rollout.task.env.clone()).or_default();
+        recent.push_back(failed);
+        if recent.len() > window {
+            recent.pop_front();
         }
     }
 
@@ -167,12 +170,15 @@ impl Batcher {
     }
 
     fn check_error_rate(&self, step: Step) -> Result<(), Error> {
-        let window = self.recent.len();
-        let errors = self.recent.iter().filter(|f| **f).count();
-        if window < self.window() || errors as f64 <= self.max_error_rate * window as f64 {
-            return Ok(());
+        let window = self.window();
+        for (env, recent) in &self.recent {
+            let errors = recent.iter().filter(|failed| **failed).count();
+            if recent.len() == window && errors as f64 > self.max_error_rate * window as f64 {
+                let (env, limit, reason) = (env.clone(), self.max_error_rate, self.reason());
+                return Err(Error::ErrorRate { step, env, errors, window, limit, reason });
+            }
         }
-        Err(Error::ErrorRate { step, errors, window, limit: self.max_error_rate, reason: self.reason() })
+        Ok(())
     }
 
     fn nothing_to_train(&self, step: Step) -> Error {

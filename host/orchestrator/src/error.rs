@@ -33,9 +33,12 @@ pub enum Error {
     },
     /// Most of the recent rollouts failed.
     #[error(
-        "step {step}: {errors} of the last {window} rollouts failed, above `max_error_rate` = {limit}; most frequent: {reason}"
+        "step {step}: {errors} of the last {window} rollouts of environment `{env}` failed, above `max_error_rate` = {limit}; \
+         most frequent: {reason}"
     )]
     ErrorRate {
+        /// The environment.
+        env: String,
         /// The step being sampled.
         step: Step,
         /// Failed rollouts in the window.

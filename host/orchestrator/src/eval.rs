@@ -78,7 +78,7 @@ pub(crate) fn order(envs: &[usize], counts: &[u64]) -> Vec<(usize, u64)> {
 }
 
 /// `1 − C(n−c, k) / C(n, k)`: chance that one of k of the n attempts, c of which are right, is right.
-pub(crate) fn pass_at_k(n: u64, c: u64, k: u64) -> f64 {
+pub fn pass_at_k(n: u64, c: u64, k: u64) -> f64 {
     1.0 - ratio_of_choices(n - c, n, k)
 }
 
@@ -150,6 +150,7 @@ mod tests {
             interval,
             sampling: crate::Sampling::default(),
             max_turns: None,
+            timeout: None,
         }
     }
 

@@ -37,10 +37,13 @@ mod shell;
 mod tasks;
 
 pub use error::Error;
+pub use eval::pass_at_k;
 pub use ports::{
-    Algorithm, Deps, Env, EnvTurn, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer,
-    SampleRequest, Scored, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
+    Algorithm, Deps, Env, EnvTurn, Finished, Hints, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered,
+    Renderer, SampleRequest, Scored, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
 };
 pub use progress::{EnvShare, Outcome, Progress, StepReport};
+pub use seed::{derive, fnv1a};
 pub use settings::{EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
 pub use shell::{check, run};
+pub use tasks::task_seed;

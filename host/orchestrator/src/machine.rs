@@ -19,10 +19,28 @@ use groups::{Group, Member};
 
 /// What has happened.
 pub(crate) enum Event {
-    Task { key: GroupKey, task: Result<Box<Task>, String> },
-    Rollout { key: GroupKey, member: u32, finished: Box<Finished> },
-    Scored { group: u64, verdicts: Result<(Vec<Verdict>, Vec<Metric>), String> },
-    Trained { step: Step, result: Result<TrainReport, String> },
+    Task {
+        key: GroupKey,
+        task: Result<Box<Task>, String>,
+    },
+    Rollout {
+        key: GroupKey,
+        member: u32,
+        finished: Box<Finished>,
+    },
+    /// The environment's scores of an evaluation's group.
+    EvalScored {
+        key: GroupKey,
+        verdicts: Vec<Verdict>,
+    },
+    Scored {
+        group: u64,
+        verdicts: Result<(Vec<Verdict>, Vec<Metric>), String>,
+    },
+    Trained {
+        step: Step,
+        result: Result<TrainReport, String>,
+    },
 }
 
 /// What to do now, in this order.
@@ -30,6 +48,7 @@ pub(crate) enum Action {
     FetchTask { key: GroupKey, env: usize, index: u64, seed: u64 },
     Start { key: GroupKey, env: usize, plan: Plan },
     Cancel { key: GroupKey, member: u32 },
+    ScoreEval { key: GroupKey, env: usize, members: Arc<Vec<Finished>> },
     Score { group: u64, env: usize, members: Arc<Vec<Finished>> },
     SetPolicy(PolicyVersion),
     Train { batch: Batch, progress: Progress },
@@ -82,6 +101,9 @@ pub(crate) struct Machine {
     saved: Progress,
     // Evaluation.
     evals: VecDeque<EvalRun>,
+    /// Which evaluation environments score whole groups, and the complete groups that wait for it.
+    eval_grouped: Vec<bool>,
+    eval_complete: Vec<GroupKey>,
     eval_seq: u64,
     evaluated: Option<Step>,
     now: f64,
@@ -89,11 +111,13 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// `sizes` and `eval_counts` are the numbers of tasks of the training and evaluation environments.
+    /// `sizes` and `eval_counts` are the numbers of tasks of the training and evaluation environments, `eval_grouped`
+    /// says which of the latter score whole groups.
     pub(crate) fn new(
         settings: Settings,
         sizes: &[Option<u64>],
         eval_counts: Vec<u64>,
+        eval_grouped: Vec<bool>,
         observer: Arc<dyn Observer>,
     ) -> Self {
         let start = settings.start_step();
@@ -132,6 +156,8 @@ impl Machine {
             saved: totals.clone(),
             totals,
             evals: VecDeque::new(),
+            eval_grouped,
+            eval_complete: Vec::new(),
             eval_seq: 0,
             evaluated: None,
             now: 0.0,
@@ -155,6 +181,7 @@ impl Machine {
         match event {
             Event::Task { key, task } => self.on_task(key, task)?,
             Event::Rollout { key, member, finished } => self.on_rollout(key, member, finished)?,
+            Event::EvalScored { key, verdicts } => self.on_eval_scored(key, verdicts),
             Event::Scored { group, verdicts } => self.on_scored(group, verdicts)?,
             Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
         }
@@ -194,6 +221,7 @@ impl Machine {
             moved |= self.advance(out);
             self.open_groups(out);
             self.dispatch(out);
+            self.score_evals(out);
             moved |= self.score_next(out);
             moved |= self.cut(out)?;
             self.train(out);

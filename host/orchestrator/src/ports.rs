@@ -93,6 +93,15 @@ pub struct Stop {
     pub reason: String,
 }
 
+/// How an environment would like the next turn to be sampled.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Hints {
+    /// Most tokens, where the settings do not say fewer.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the turn, beside those of the settings.
+    pub stop: Vec<String>,
+}
+
 /// What an environment says after `start` or `step`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EnvTurn {
@@ -106,6 +115,8 @@ pub struct EnvTurn {
     pub tools: Option<Vec<ToolDef>>,
     /// Added up over turns by name.
     pub metrics: Vec<Metric>,
+    /// For the next sampled turn only.
+    pub sampling: Hints,
 }
 
 /// One sampled turn, for the environment.
@@ -119,6 +130,8 @@ pub struct StepInput {
     pub tokens: usize,
     /// Tokens left before the host cuts the rollout off.
     pub context_left: usize,
+    /// Turns left before the host cuts the rollout off.
+    pub turns_left: u32,
 }
 
 /// A finished rollout with what its environment said before the first turn, which [`Rollout`] does not hold.
@@ -151,7 +164,8 @@ pub trait Env: Send + Sync {
         false
     }
 
-    /// Scores the members of a group that did not fail, in their order. Called only with [`Env::group_scoring`].
+    /// Scores the members of a group that did not fail, in their order: training and evaluation alike. Called only with
+    /// [`Env::group_scoring`].
     fn score_group<'a>(
         &'a self,
         _task: &'a Task,

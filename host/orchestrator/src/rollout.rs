@@ -5,14 +5,16 @@
 use crate::clock::Clock;
 use crate::seed::derive;
 use crate::{
-    Env, EnvTurn, Finished, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest, Sampling,
-    Session, StepInput, Stop,
+    Env, EnvTurn, Finished, Hints, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest,
+    Sampling, Session, StepInput, Stop,
 };
 use prl_types::{
     ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample, Sampled, Score,
     Step, Task, Timing, TokenId, ToolDef, Truncation, Turn,
 };
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
 
 /// Largest magnitude of a reward, component or metric; anything beyond is an environment error, since it would drown
 /// every other number it is averaged with.
@@ -27,6 +29,8 @@ pub(crate) const MAX_COMPLETION_TOKENS: &str = "max_completion_tokens";
 pub(crate) const CONTEXT: &str = "context";
 /// Cut off by the number of turns.
 const TURNS: &str = "max_turns";
+/// Cut off by the wall clock.
+const TIME: &str = "timeout";
 
 /// What all rollouts of one environment share.
 pub(crate) struct Parts {
@@ -35,6 +39,7 @@ pub(crate) struct Parts {
     pub env: Arc<dyn Env>,
     pub sampling: Sampling,
     pub max_turns: Option<u32>,
+    pub timeout: Option<Duration>,
     pub seq_len: usize,
 }
 
@@ -203,6 +208,7 @@ impl Branch {
 }
 
 async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) -> Result<(), RolloutError> {
+    let until = parts.timeout.map(|timeout| Instant::now() + timeout);
     let mut session = parts.env.open(plan.task.clone(), plan.request()).await.map_err(env_error)?;
     let start = session.start().await.map_err(env_error)?;
     record.rollout.timing.setup = clock.seconds();
@@ -214,15 +220,17 @@ async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) ->
     let tools = start.tools.unwrap_or_else(|| plan.task.tools.clone());
     let mut stop = start.stop;
     if stop.is_none() {
-        let result = converse(parts, plan, record, session.as_mut(), messages, tools).await;
+        let talk = Talk { messages, tools, hints: start.sampling, until };
+        let result = converse(parts, plan, record, session.as_mut(), talk).await;
         record.rollout.timing.generation = clock.seconds() - record.rollout.timing.setup;
         stop = result?;
     }
     if record.rollout.turns.is_empty() {
-        return Err(RolloutError {
-            kind: ErrorKind::EmptyTrajectory,
-            message: "the environment ended the rollout before the first turn".into(),
-        });
+        let message = match &record.rollout.truncation {
+            Some(cut) => format!("the rollout was cut off ({}) before the first turn", cut.reason),
+            None => "the environment ended the rollout before the first turn".into(),
+        };
+        return Err(RolloutError { kind: ErrorKind::EmptyTrajectory, message });
     }
     if let Some(stop) = &stop {
         record.rollout.stop_condition.clone_from(&stop.reason);
@@ -241,14 +249,23 @@ async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) ->
     Ok(())
 }
 
+/// What the next turn is sampled from and with.
+struct Talk {
+    messages: Vec<Message>,
+    tools: Vec<ToolDef>,
+    hints: Hints,
+    /// When the rollout is cut off.
+    until: Option<Instant>,
+}
+
 async fn converse(
     parts: &Parts,
     plan: &Plan,
     record: &mut Record,
     session: &mut dyn Session,
-    mut messages: Vec<Message>,
-    mut tools: Vec<ToolDef>,
+    talk: Talk,
 ) -> Result<Option<Stop>, RolloutError> {
+    let Talk { mut messages, mut tools, mut hints, until } = talk;
     // Greedy turns have their logprobs at temperature 1.
     let temperature = if parts.sampling.temperature == 0.0 { 1.0 } else { parts.sampling.temperature };
     let max_turns = [parts.max_turns, plan.task.max_turns].into_iter().flatten().min().unwrap_or(MAX_TURNS);
@@ -256,14 +273,25 @@ async fn converse(
     let mut branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?);
     for turn in 0..max_turns {
         let room = parts.seq_len.saturating_sub(branch.ids.len());
-        let max_tokens = parts.sampling.max_completion_tokens.unwrap_or(usize::MAX).min(room);
-        let sampled = match sample(parts, plan, record, turn, &branch.ids, max_tokens).await {
-            Ok(sampled) => sampled,
-            Err(PolicyError::Overlong { .. }) if turn > 0 => {
+        let limits = [parts.sampling.max_completion_tokens, hints.max_tokens];
+        let max_tokens = limits.into_iter().flatten().fold(room, usize::min);
+        let stop = std::mem::take(&mut hints).stop;
+        let drawn = sample(parts, plan, record, turn, &branch.ids, max_tokens, stop);
+        let drawn = match until {
+            Some(until) => timeout_at(until, drawn).await.ok(),
+            None => Some(drawn.await),
+        };
+        let sampled = match drawn {
+            Some(Ok(sampled)) => sampled,
+            Some(Err(PolicyError::Overlong { .. })) if turn > 0 => {
                 record.truncate(CONTEXT);
                 break;
             }
-            Err(error) => return Err(policy_error(&error)),
+            Some(Err(error)) => return Err(policy_error(&error)),
+            None => {
+                record.truncate(TIME);
+                break;
+            }
         };
         check_sampled(&sampled, max_tokens)?;
         branch.push(&sampled, temperature, &mut record.rollout.samples);
@@ -272,7 +300,8 @@ async fn converse(
         let tokens = sampled.ids().len();
         record.rollout.turns.push(Turn { message: message.clone(), tokens, reward: None, replies: Vec::new() });
         let context_left = parts.seq_len - branch.ids.len();
-        let input = StepInput { message, finish: sampled.finish().clone(), tokens, context_left };
+        let turns_left = max_turns - turn - 1;
+        let input = StepInput { message, finish: sampled.finish().clone(), tokens, context_left, turns_left };
         let reply = session.step(input).await.map_err(env_error)?;
         record.take_reply(&reply)?;
         let cut = *sampled.finish() == FinishReason::Length;
@@ -295,6 +324,7 @@ async fn converse(
         if let Some(new) = reply.tools {
             tools = new;
         }
+        hints = reply.sampling;
         match tail {
             Some(tail) => branch.extend(tail),
             None => branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?),
@@ -310,13 +340,14 @@ async fn sample(
     turn: u32,
     ids: &[TokenId],
     max_tokens: usize,
+    stop: Vec<String>,
 ) -> Result<Sampled, PolicyError> {
     if max_tokens == 0 {
         return Err(PolicyError::Overlong { prompt: ids.len(), limit: parts.seq_len });
     }
     let request = SampleRequest {
         prompt: ids.into(),
-        sampling: parts.sampling.clone(),
+        sampling: Sampling { stop: [parts.sampling.stop.clone(), stop].concat(), ..parts.sampling.clone() },
         max_tokens,
         stop_token_ids: parts.renderer.stop_token_ids(),
         seed: derive(plan.seed, "turn", u64::from(turn), 0),

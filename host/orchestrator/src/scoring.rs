@@ -51,15 +51,10 @@ pub(crate) async fn score(
     algorithm: Arc<dyn Algorithm>,
     members: Arc<Vec<Finished>>,
 ) -> Result<(Vec<Verdict>, Vec<Metric>), String> {
-    let mut verdicts = vec![Verdict::default(); members.len()];
-    let grouped = env.group_scoring();
-    if grouped {
-        score_together(env.as_ref(), &members, &mut verdicts).await;
-    }
+    let mut verdicts = together(env.as_ref(), &members).await;
     let valid: Vec<usize> =
         (0..members.len()).filter(|i| members[*i].rollout.error.is_none() && verdicts[*i].error.is_none()).collect();
-    let needed = if grouped { members.len() } else { algorithm.min_group().max(1) };
-    if valid.len() < needed {
+    if valid.len() < algorithm.min_group().max(1) {
         valid.into_iter().for_each(|i| verdicts[i].dropped = Some(INCOMPLETE_GROUP));
         return Ok((verdicts, Vec::new()));
     }
@@ -110,29 +105,32 @@ fn check(rollout: &Rollout, streams: &[Streams]) -> Result<(), String> {
     Ok(())
 }
 
-async fn score_together(env: &dyn Env, members: &[Finished], verdicts: &mut [Verdict]) {
+/// The environment's scores of the group's members that did not fail; nothing where it does not score groups.
+pub(crate) async fn together(env: &dyn Env, members: &[Finished]) -> Vec<Verdict> {
+    let mut verdicts = vec![Verdict::default(); members.len()];
     let valid: Vec<usize> = (0..members.len()).filter(|i| members[*i].rollout.error.is_none()).collect();
-    if valid.len() < members.len() {
-        return;
+    if !env.group_scoring() || valid.is_empty() {
+        return verdicts;
     }
-    let group: Vec<&Finished> = members.iter().collect();
+    let group: Vec<&Finished> = valid.iter().map(|i| &members[*i]).collect();
     let scores = match env.score_group(&members[0].rollout.task, &group).await {
-        Ok(scores) if scores.len() == members.len() => Ok(scores),
-        Ok(scores) => Err(format!("`score_group` gave {} scores for {} members", scores.len(), members.len())),
+        Ok(scores) if scores.len() == group.len() => Ok(scores),
+        Ok(scores) => Err(format!("`score_group` gave {} scores for {} members", scores.len(), group.len())),
         Err(message) => Err(format!("`score_group` failed: {message}")),
     };
     match scores {
         Ok(scores) => {
-            for ((verdict, member), score) in verdicts.iter_mut().zip(members).zip(scores) {
-                match total_reward(&score, &member.rollout.turns) {
-                    Ok(reward) => verdict.score = Some((score, reward)),
-                    Err(error) => verdict.error = Some(error),
+            for (i, score) in valid.into_iter().zip(scores) {
+                match total_reward(&score, &members[i].rollout.turns) {
+                    Ok(reward) => verdicts[i].score = Some((score, reward)),
+                    Err(error) => verdicts[i].error = Some(error),
                 }
             }
         }
         Err(message) => {
             let error = RolloutError { kind: ErrorKind::EnvError, message };
-            verdicts.iter_mut().for_each(|v| v.error = Some(error.clone()));
+            valid.into_iter().for_each(|i| verdicts[i].error = Some(error.clone()));
         }
     }
+    verdicts
 }

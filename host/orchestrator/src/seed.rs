@@ -14,7 +14,7 @@ pub(crate) fn stream(run_seed: u64, name: &str, a: u64, b: u64) -> ChaCha8Rng {
 }
 
 /// The first word of [`stream`]: a seed to hand on.
-pub(crate) fn derive(run_seed: u64, name: &str, a: u64, b: u64) -> u64 {
+pub fn derive(run_seed: u64, name: &str, a: u64, b: u64) -> u64 {
     stream(run_seed, name, a, b).next_u64()
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn unit(word: u64) -> f64 {
 }
 
 /// FNV-1a, 64 bits: stable over versions and platforms.
-pub(crate) fn fnv1a(text: &str) -> u64 {
+pub fn fnv1a(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 

@@ -78,6 +78,8 @@ pub struct TrainEnv {
     pub sampling: Sampling,
     /// The host's bound on turns.
     pub max_turns: Option<u32>,
+    /// Wall clock of a rollout before it is cut off and scored.
+    pub timeout: Option<Duration>,
 }
 
 /// One evaluation environment.
@@ -97,6 +99,8 @@ pub struct EvalEnv {
     pub sampling: Sampling,
     /// The host's bound on turns.
     pub max_turns: Option<u32>,
+    /// Wall clock of a rollout before it is cut off and scored.
+    pub timeout: Option<Duration>,
 }
 
 /// Options of a run.
@@ -128,8 +132,8 @@ pub struct Settings {
     pub vocab_size: usize,
     /// Batches in a row without anything to train after which the run ends.
     pub max_empty_batches: usize,
-    /// Share of failed rollouts (environment or engine), among the last `max(32, 2 * batch_size)`, above which the run
-    /// ends.
+    /// Share of failed rollouts (environment or engine), among the last `max(32, 2 * batch_size)` of one environment,
+    /// above which the run ends.
     pub max_error_rate: f64,
     /// How long a stop waits for the training step that is under way.
     pub stop_grace: Duration,
@@ -215,6 +219,9 @@ impl Settings {
                     self.max_off_policy_steps, self.max_async_level
                 ),
             );
+        }
+        if !(0.0..=1.0).contains(&self.max_error_rate) {
+            return bad("max_error_rate", format!("is {}; must be between 0 and 1", self.max_error_rate));
         }
         if self.max_empty_batches == 0 {
             return bad("max_empty_batches", "must be at least 1".into());

@@ -8,6 +8,7 @@ use crate::{Deps, Env, Error, Outcome, Purpose, Settings, scoring};
 use prl_types::Step;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 /// Checks the settings against the environments, in the order of `settings`, without running anything.
@@ -42,12 +43,13 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
             return Err(Error::settings(format!("train.env.{}.group_size", env.name), reason));
         }
     }
+    let grouped = deps.eval.iter().map(|env| env.group_scoring()).collect();
     let shell = Shell {
         train: parts(&settings, &deps, deps.train.iter().map(|d| &d.env), |s| {
-            s.train.iter().map(|e| (e.sampling.clone(), e.max_turns)).collect()
+            s.train.iter().map(|e| (e.sampling.clone(), e.max_turns, e.timeout)).collect()
         }),
         eval: parts(&settings, &deps, deps.eval.iter(), |s| {
-            s.eval.iter().map(|e| (e.sampling.clone(), e.max_turns)).collect()
+            s.eval.iter().map(|e| (e.sampling.clone(), e.max_turns, e.timeout)).collect()
         }),
         splits: Splits {
             train: settings.train.iter().map(|e| e.split.clone()).collect(),
@@ -57,7 +59,7 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         rollouts: HashMap::new(),
         clock: Clock::start(),
         stop_grace: settings.stop_grace,
-        machine: Machine::new(settings, &sizes, counts, deps.observer.clone()),
+        machine: Machine::new(settings, &sizes, counts, grouped, deps.observer.clone()),
         deps,
     };
     shell.run().await
@@ -95,15 +97,16 @@ fn parts<'a>(
     settings: &Settings,
     deps: &Deps,
     envs: impl Iterator<Item = &'a Arc<dyn Env>>,
-    of: impl Fn(&Settings) -> Vec<(crate::Sampling, Option<u32>)>,
+    of: impl Fn(&Settings) -> Vec<(crate::Sampling, Option<u32>, Option<Duration>)>,
 ) -> Vec<Arc<Parts>> {
-    let part = |(env, (sampling, max_turns)): (&Arc<dyn Env>, _)| {
+    let part = |(env, (sampling, max_turns, timeout)): (&Arc<dyn Env>, _)| {
         Arc::new(Parts {
             policy: deps.policy.clone(),
             renderer: deps.renderer.clone(),
             env: env.clone(),
             sampling,
             max_turns,
+            timeout,
             seq_len: settings.seq_len,
         })
     };
@@ -124,7 +127,7 @@ struct Shell {
     tasks: JoinSet<Event>,
     rollouts: HashMap<(GroupKey, u32), AbortHandle>,
     clock: Clock,
-    stop_grace: std::time::Duration,
+    stop_grace: Duration,
 }
 
 impl Shell {
@@ -217,6 +220,12 @@ impl Shell {
                     if let Some(task) = self.rollouts.remove(&(key, member)) {
                         task.abort();
                     }
+                }
+                Action::ScoreEval { key, env, members } => {
+                    let env = self.deps.eval[env].clone();
+                    self.tasks.spawn(async move {
+                        Event::EvalScored { key, verdicts: scoring::together(env.as_ref(), &members).await }
+                    });
                 }
                 Action::Score { group, env, members } => {
                     let crate::TrainDeps { env, algorithm } = self.deps.train[env].clone();

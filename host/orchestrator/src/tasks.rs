@@ -15,8 +15,9 @@ pub(crate) struct Pick {
     pub seed: u64,
 }
 
-/// Seed of a task: the same task whenever it comes up.
-pub(crate) fn task_seed(run_seed: u64, purpose: &str, env: &str, index: u64) -> u64 {
+/// Seed of a task, by the run's seed, `task` or `eval-task`, the environment's name and the task's index: the same task
+/// whenever it comes up.
+pub fn task_seed(run_seed: u64, purpose: &str, env: &str, index: u64) -> u64 {
     derive(run_seed, purpose, crate::seed::fnv1a(env), index)
 }
 
@@ -118,6 +119,7 @@ mod tests {
             group_size: 2,
             sampling: Sampling::default(),
             max_turns: None,
+            timeout: None,
         }
     }
 

@@ -76,6 +76,16 @@ pub enum StoreError {
         /// The serialiser's reason.
         reason: String,
     },
+    /// A line of a log cannot be read back.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line's number, from 1.
+        line: usize,
+        /// The parser's reason.
+        reason: String,
+    },
 }
 
 /// Attaches action and path to an I/O error.

@@ -11,6 +11,6 @@ mod steps;
 
 pub use error::StoreError;
 pub use files::write_atomic;
-pub use rollouts::{RolloutLog, Split, Subset};
+pub use rollouts::{RolloutLog, Split, Subset, read_lines};
 pub use run_dir::{Create, RunDir};
 pub use steps::{Checkpoints, Keep, Manifest, ManifestFile, StepWriter};

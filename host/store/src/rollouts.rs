@@ -1,15 +1,16 @@
-//! The rollout log: one JSON object a line, one file per step, split and subset. Owns buffering and paths; knows nothing
-//! of what a rollout is.
+//! The rollout log: one JSON object a line, one file per step, split and subset. Owns buffering, paths and reading back;
+//! knows nothing of what a rollout is.
 
 use crate::StoreError;
 use crate::error::At;
 use crate::files;
 use prl_types::Step;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What the rollouts were for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,6 +19,24 @@ pub enum Split {
     Train,
     /// Evaluation.
     Eval,
+}
+
+/// The lines of a rollout log. What follows the last newline is a line that is still being
+/// written, and is left out.
+///
+/// # Errors
+/// The system refuses, or [`StoreError::Line`] for the first line that is no `T`.
+pub fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, StoreError> {
+    let text = std::fs::read_to_string(path).at("read", path)?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let read = |(number, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| StoreError::Line {
+            path: path.to_owned(),
+            line: number + 1,
+            reason: e.to_string(),
+        })
+    };
+    whole.lines().enumerate().map(read).collect()
 }
 
 /// Which rollouts.
@@ -40,6 +59,24 @@ pub struct RolloutLog {
 impl RolloutLog {
     pub(crate) fn new(dir: PathBuf) -> Self {
         RolloutLog { dir, open: BTreeMap::new() }
+    }
+
+    /// The log of the run directory `root`, to look up files in; nothing is created by it.
+    pub fn of(root: &Path) -> Self {
+        RolloutLog::new(root.join(crate::run_dir::ROLLOUTS))
+    }
+
+    /// The steps there are files of, in order.
+    ///
+    /// # Errors
+    /// There is no log, or the system refuses.
+    pub fn steps(&self) -> Result<Vec<Step>, StoreError> {
+        let mut steps = Vec::new();
+        for entry in std::fs::read_dir(&self.dir).at("list", &self.dir)? {
+            steps.extend(crate::steps::step_of(&entry.at("list", &self.dir)?.file_name()));
+        }
+        steps.sort_unstable();
+        Ok(steps)
     }
 
     /// The file of one step, split and subset.

@@ -1,6 +1,6 @@
 //! Behaviour of the run directory.
 
-use prl_store::{Create, Keep, RunDir, Split, StoreError, Subset, write_atomic};
+use prl_store::{Create, Keep, RolloutLog, RunDir, Split, StoreError, Subset, read_lines, write_atomic};
 use std::fs;
 use std::path::Path;
 
@@ -247,4 +247,25 @@ fn an_atomic_write_replaces_the_whole_file() {
     assert_eq!(fs::read(&path).unwrap(), b"two");
     assert_eq!(names(dir.path()), ["a.json"]);
     assert!(write_atomic(&dir.path().join("missing/a.json"), b"x").unwrap_err().to_string().contains("missing"));
+}
+
+#[test]
+fn rollouts_are_read_back_up_to_the_line_that_is_being_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::create(dir.path(), &FRESH).unwrap();
+    let mut written = run.rollouts();
+    for step in [10, 2] {
+        written.append(step, Split::Train, Subset::All, &step).unwrap();
+    }
+    written.flush().unwrap();
+    let log = RolloutLog::of(dir.path());
+    assert_eq!(log.steps().unwrap(), [2, 10]);
+    let path = log.path(10, Split::Train, Subset::All);
+    assert_eq!(read_lines::<u64>(&path).unwrap(), [10]);
+    fs::write(&path, "10\n11\n1").unwrap();
+    assert_eq!(read_lines::<u64>(&path).unwrap(), [10, 11]);
+    fs::write(&path, "10\nx\n").unwrap();
+    assert!(matches!(read_lines::<u64>(&path), Err(StoreError::Line { line: 2, .. })));
+    let none = tempfile::tempdir().unwrap();
+    assert!(RolloutLog::of(none.path()).steps().unwrap_err().to_string().contains("rollouts"));
 }

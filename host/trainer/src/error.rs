@@ -90,6 +90,9 @@ pub enum TrainerError {
         /// The row length.
         seq_len: usize,
     },
+    /// The step was given up because a stop was asked for.
+    #[error("stopped before the step was done")]
+    Stopped,
     /// A state file could not be read or written.
     #[error("cannot {action} `{path}`: {reason}")]
     File {

@@ -5,6 +5,7 @@
 use crate::documents::{Document, Documents, InMemory, Packer, Row};
 use crate::metrics::{Cost, put, put_perf};
 use crate::optim::{self, Optimizer};
+use crate::trainer::Asked;
 use crate::{Progress, Schedule, StepMetrics, StepOutcome, TrainerError, Update, clock};
 use prl_config::{Optim, Scheduler};
 use prl_model::{Learner, Packed};
@@ -38,6 +39,7 @@ pub struct SftTrainer {
     source: Box<dyn Documents>,
     packer: Packer,
     progress: Progress,
+    stop: Option<Asked>,
 }
 
 impl SftTrainer {
@@ -56,7 +58,7 @@ impl SftTrainer {
         }
         let (optimizer, schedule) = optim::build(&parts.optim, &parts.scheduler, parts.max_steps)?;
         let (packer, progress) = (Packer::default(), Progress::default());
-        Ok(SftTrainer { learner, optimizer, schedule, parts, source, packer, progress })
+        Ok(SftTrainer { learner, optimizer, schedule, parts, source, packer, progress, stop: None })
     }
 
     /// Trains on the next `batch_size` rows, or what is left of them; `None` when the source has ended.
@@ -81,7 +83,11 @@ impl SftTrainer {
         let targets: usize = rows.iter().flatten().map(Document::targets).sum();
         let mut loss = 0.0;
         for micro in rows.chunks(self.parts.micro_batch_size) {
-            match micro_step(&mut self.learner, micro, Some(targets)) {
+            let done = match self.stop.as_ref().is_some_and(|asked| asked()) {
+                true => Err(TrainerError::Stopped),
+                false => micro_step(&mut self.learner, micro, Some(targets)),
+            };
+            match done {
                 Ok(nll) => loss += nll / targets as f64,
                 Err(e) => {
                     // Should this fail too, the first error is the one to tell.
@@ -155,6 +161,11 @@ impl SftTrainer {
             put(&mut metrics, "val/loss", nll / targets as f64);
         }
         Ok(metrics)
+    }
+
+    /// Lets a step be given up between two passes: [`TrainerError::Stopped`]. Training cannot go on after that.
+    pub fn stop_when(&mut self, asked: impl Fn() -> bool + Send + 'static) {
+        self.stop = Some(Box::new(asked));
     }
 
     /// The model with its present weights.

@@ -29,6 +29,9 @@ pub struct TrainerParts {
     pub peak_flops: Option<f64>,
 }
 
+/// Tells whether a stop is asked for.
+pub(crate) type Asked = Box<dyn Fn() -> bool + Send>;
+
 /// What a step did to the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Update {
@@ -56,6 +59,7 @@ pub struct Trainer {
     schedule: Schedule,
     parts: TrainerParts,
     progress: Progress,
+    stop: Option<Asked>,
 }
 
 /// An item of the batch that takes part, cut to `seq_len`.
@@ -82,7 +86,7 @@ impl Trainer {
             return Err(TrainerError::Setting { key: "trainer.model.seq_len", reason });
         }
         let (optimizer, schedule) = optim::build(&parts.optim, &parts.scheduler, parts.max_steps)?;
-        Ok(Trainer { learner, optimizer, schedule, parts, progress: Progress::default() })
+        Ok(Trainer { learner, optimizer, schedule, parts, progress: Progress::default(), stop: None })
     }
 
     /// Trains on one batch and advances the step, whatever becomes of the weights.
@@ -104,7 +108,11 @@ impl Trainer {
         let lens: Vec<usize> = members.iter().map(|m| m.item.sample.len()).collect();
         let mut seen: Vec<Option<Seen>> = members.iter().map(|_| None).collect();
         for bin in pack(&lens, self.parts.seq_len) {
-            if let Err(e) = self.micro_step(&members, &bin, &counts, &mut seen) {
+            let done = match self.stop.as_ref().is_some_and(|asked| asked()) {
+                true => Err(TrainerError::Stopped),
+                false => self.micro_step(&members, &bin, &counts, &mut seen),
+            };
+            if let Err(e) = done {
                 // Should this fail too, the first error is the one to tell.
                 let _ = self.learner.zero_grads();
                 return Err(e);
@@ -158,6 +166,11 @@ impl Trainer {
         put(&mut metrics, "time/forward_backward", forward_backward);
         put(&mut metrics, "time/step", seconds);
         Ok(StepOutcome { update, metrics })
+    }
+
+    /// Lets a step be given up between two passes: [`TrainerError::Stopped`]. Training cannot go on after that.
+    pub fn stop_when(&mut self, asked: impl Fn() -> bool + Send + 'static) {
+        self.stop = Some(Box::new(asked));
     }
 
     /// The model with its present weights.

@@ -4,7 +4,7 @@ mod common;
 
 use common::{VOCAB, adamw, bits, constant, learner, with_weights};
 use prl_model::Packed;
-use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, Update};
+use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, TrainerError, Update};
 
 fn parts() -> SftParts {
     SftParts {
@@ -127,4 +127,16 @@ fn a_generator_never_ends_and_metrics_are_complete() {
     let bad = SftParts { micro_batch_size: 3, ..parts() };
     let error = SftTrainer::new(learner(1), bad, Box::new(Generated(|n| Ok(document(n))))).err().unwrap();
     assert_eq!(error.to_string(), "`data.micro_batch_size` = 3 must divide `batch_size` = 4");
+}
+
+#[test]
+fn a_stop_gives_a_step_up_between_two_passes() {
+    let mut trainer = SftTrainer::new(learner(1), parts(), Box::new(Generated(|n| Ok(document(n))))).unwrap();
+    let before = trainer.learner().gradients().unwrap();
+    let calls = std::sync::atomic::AtomicU32::new(0);
+    // Not before the first pass, but before the second.
+    trainer.stop_when(move || calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst) > 0);
+    assert!(matches!(trainer.train_step(), Err(TrainerError::Stopped)));
+    assert_eq!(trainer.progress().step, 0);
+    assert_eq!(trainer.learner().gradients().unwrap(), before);
 }

@@ -38,7 +38,7 @@ impl<E: Environment> wit::Guest for Adapter<E> {
 
     fn describe() -> wit::Info {
         enter();
-        E::describe()
+        configured::<E>().map_or_else(|_| E::describe(), |environment| environment.info())
     }
 
     fn configure(args: String) -> Result<()> {
@@ -60,15 +60,10 @@ impl<E: Environment> wit::Guest for Adapter<E> {
 /// The resource type of `E`'s rollouts.
 pub struct RolloutAdapter<E: Environment>(RefCell<E::Rollout>);
 
-impl<E: Environment> RolloutAdapter<E> {
-    fn resource(rollout: E::Rollout) -> wit::Rollout {
-        wit::Rollout::new(RolloutAdapter::<E>(RefCell::new(rollout)))
-    }
-}
-
 impl<E: Environment> wit::GuestRollout for RolloutAdapter<E> {
     fn open(task: wit::Task, context: wit::RolloutContext) -> Result<wit::Rollout> {
-        Ok(Self::resource(configured::<E>()?.open(task, context)?))
+        let rollout = configured::<E>()?.open(task, context)?;
+        Ok(wit::Rollout::new(RolloutAdapter::<E>(RefCell::new(rollout))))
     }
 
     fn start(&self) -> Result<wit::Turn> {
@@ -81,13 +76,5 @@ impl<E: Environment> wit::GuestRollout for RolloutAdapter<E> {
 
     fn score(&self, truncated: Option<String>) -> Result<wit::Score> {
         self.0.borrow_mut().score(truncated.as_deref())
-    }
-
-    fn snapshot(&self) -> Result<Vec<u8>> {
-        self.0.borrow().snapshot()
-    }
-
-    fn restore(task: wit::Task, context: wit::RolloutContext, state: Vec<u8>) -> Result<wit::Rollout> {
-        Ok(Self::resource(configured::<E>()?.restore(task, context, &state)?))
     }
 }

@@ -1,7 +1,8 @@
-//! The two traits an environment implements. Owns the author's view of the contract; must not know the bindings'
-//! calling conventions (that is `adapter`).
+//! The two traits of the whole contract. Owns the author's view of it; must not know the bindings' calling conventions
+//! (that is `adapter`).
 
 use crate::{Completion, Error, Finished, Info, RolloutContext, Score, Task, Turn};
+use std::rc::Rc;
 
 /// What every call may end with.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -13,7 +14,7 @@ pub trait Environment: Sized + 'static {
     /// State of one attempt at a task.
     type Rollout: Rollout;
 
-    /// What this environment is: splits, arguments, names of its rewards and metrics.
+    /// What this environment is, with default arguments: splits, arguments, names of its rewards and metrics.
     fn describe() -> Info;
 
     /// Takes the run's arguments, a JSON object that follows `Info::args_schema`.
@@ -21,6 +22,11 @@ pub trait Environment: Sized + 'static {
     /// # Errors
     /// [`ErrorCode::InvalidConfig`](crate::ErrorCode::InvalidConfig) for arguments it cannot work with.
     fn configure(args: &str) -> Result<Self>;
+
+    /// What the arguments made of it, where they change sizes of splits or names.
+    fn info(&self) -> Info {
+        Self::describe()
+    }
 
     /// The task at `index` of `split`. The same arguments give the same task in every instance.
     ///
@@ -32,24 +38,15 @@ pub trait Environment: Sized + 'static {
     ///
     /// # Errors
     /// [`ErrorCode::InvalidTask`](crate::ErrorCode::InvalidTask) for a task that this environment did not make.
-    fn open(&self, task: Task, context: RolloutContext) -> Result<Self::Rollout>;
+    fn open(self: &Rc<Self>, task: Task, context: RolloutContext) -> Result<Self::Rollout>;
 
     /// Scores a whole group at once; called when `Features::GROUP_SCORING` is set. One score per member, in order.
     ///
     /// # Errors
     /// When the group cannot be scored.
     fn score_group(&self, task: Task, members: Vec<Finished>) -> Result<Vec<Score>> {
-        let _ = task;
-        Ok(members.into_iter().map(|member| member.score).collect())
-    }
-
-    /// Rebuilds an attempt from what [`Rollout::snapshot`] gave; called when `Features::SNAPSHOT` is set.
-    ///
-    /// # Errors
-    /// When the state is not one of this environment's.
-    fn restore(&self, task: Task, context: RolloutContext, state: &[u8]) -> Result<Self::Rollout> {
-        let _ = (task, context, state);
-        Err(Error::unsupported("restore"))
+        let _ = (task, members);
+        Err(Error::unsupported("score-group"))
     }
 }
 
@@ -74,12 +71,4 @@ pub trait Rollout: 'static {
     /// # Errors
     /// An error fails the rollout: it is never trained on as a zero reward.
     fn score(&mut self, truncated: Option<&str>) -> Result<Score>;
-
-    /// The attempt's state as bytes; called when `Features::SNAPSHOT` is set.
-    ///
-    /// # Errors
-    /// When the state cannot be written.
-    fn snapshot(&self) -> Result<Vec<u8>> {
-        Err(Error::unsupported("snapshot"))
-    }
 }

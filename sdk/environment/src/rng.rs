@@ -24,6 +24,12 @@ impl Rng {
         Rng(parts.iter().fold(0, |state, part| mix(state.wrapping_add(GOLDEN) ^ mix(part.wrapping_add(GOLDEN)))))
     }
 
+    /// The stream of a task: what `get-task` is asked with.
+    pub fn for_task(split: &str, index: u64, seed: u64) -> Self {
+        let split = split.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
+        Rng::from_parts(&[split, index, seed])
+    }
+
     /// 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GOLDEN);
@@ -83,6 +89,9 @@ mod tests {
             assert!(all[i + 1..].iter().all(|b| a != b));
         }
         assert_eq!(first(&[3, 4]), first(&[3, 4]));
+        let task = |split, index, seed| Rng::for_task(split, index, seed).next_u64();
+        assert_eq!(task("eval", 1, 2), task("eval", 1, 2));
+        assert!(task("eval", 1, 2) != task("train", 1, 2) && task("eval", 1, 2) != task("eval", 2, 1));
     }
 
     #[test]

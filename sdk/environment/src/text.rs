@@ -1,4 +1,7 @@
-//! Reading structured answers out of a completion.
+//! Reading structured answers out of a completion, and rows out of a data set.
+
+use crate::{Error, ErrorCode, Result};
+use serde::de::DeserializeOwned;
 
 /// The trimmed text between the first `<name>` and the `</name>` that follows it; `None` when either is missing.
 pub fn tag<'a>(text: &'a str, name: &str) -> Option<&'a str> {
@@ -6,6 +9,19 @@ pub fn tag<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let start = text.find(&open)? + open.len();
     let end = text[start..].find(&format!("</{name}>"))?;
     Some(text[start..start + end].trim())
+}
+
+/// The rows of a data set in JSON Lines, most often from `include_str!`. Blank lines are skipped.
+///
+/// # Errors
+/// Names the first line that is not a `T`.
+pub fn rows<T: DeserializeOwned>(jsonl: &str) -> Result<Vec<T>> {
+    let lines = jsonl.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let row = |(i, line): (usize, &str)| {
+        serde_json::from_str(line)
+            .map_err(|error| Error::new(ErrorCode::Internal, format!("line {} of the data set: {error}", i + 1)))
+    };
+    lines.map(row).collect()
 }
 
 #[cfg(test)]
@@ -19,5 +35,11 @@ mod tests {
         assert_eq!(tag("<a>cut off", "a"), None);
         assert_eq!(tag("x</a>", "a"), None);
         assert_eq!(tag("<ab>x</ab>", "a"), None);
+    }
+
+    #[test]
+    fn a_bad_row_is_named() {
+        assert_eq!(rows::<u32>("1\n\n2\n").unwrap(), [1, 2]);
+        assert!(rows::<u32>("1\n\nx").unwrap_err().message.starts_with("line 3 of the data set: expected value"));
     }
 }

@@ -1,8 +1,10 @@
-//! The parts that a run on a GPU needs, each with what is wrong with it and how to get it. Owns that list.
+//! The parts that a run on a GPU needs, each with what is wrong with it and how to get it. Owns that list; the probe itself is
+//! the one that runs use.
 
-use crate::machine::driver::{self, Gpu};
-use crate::machine::toolkit::{self, Found, Missing};
-use serde::Serialize;
+use crate::machine::gib;
+use prl_kernels::libraries::{self, Driver, Found, GpuInfo, LibraryError, Part as Library};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
 
 /// What CUDA needs, and the GPUs.
 #[derive(Serialize)]
@@ -14,107 +16,181 @@ pub struct Cuda {
 }
 
 /// Something that must be there.
-#[derive(Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Part {
     /// What it is.
-    pub name: &'static str,
-    /// Whether it is there.
+    pub name: String,
+    /// Whether it is there and can be used.
     pub found: bool,
     /// The file, and what it says about itself; or what is wrong.
     pub detail: String,
-    /// How to get it, where it is missing.
+    /// What to do, where it cannot be used.
     pub remedy: Option<String>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// As the driver numbers it, which is what `cuda:N` means.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Its memory, GiB.
+    pub memory_gib: f64,
+    /// Such as `9.0`.
+    pub compute_capability: String,
+}
+
+/// What looking tells, piece by piece.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Told {
+    /// What is looked at next.
+    Next(String),
+    /// What was found.
+    Part(Part),
+    /// A GPU.
+    Gpu(Gpu),
 }
 
 /// Major compute capability that has bf16 units.
 const OLDEST: i32 = 8;
+/// Where the toolkit is unless CUDA_PATH says otherwise.
+const TOOLKIT: &str = "/usr/local/cuda";
 
-const DRIVER: &str = "install NVIDIA's driver; a container must be started with the GPU (`--gpus all`, or the NVIDIA \
-                      container toolkit)";
-const TOOLKIT: &str = "install the CUDA toolkit 12 or 13, or pip's wheels";
+/// Looks at everything; with `open`, opens the GPU as a run does.
+pub fn look(open: bool, tell: &mut impl FnMut(Told)) {
+    tell(Told::Part(if cfg!(feature = "cuda") {
+        Part::found("this binary", "built with CUDA".into())
+    } else {
+        let remedy = "build it with `cargo build --release --features cuda`".into();
+        Part::missing("this binary", "built without CUDA".into(), remedy)
+    }));
+    let mut complete = cfg!(feature = "cuda");
+    let mut part = |part: Part, tell: &mut dyn FnMut(Told)| {
+        complete &= part.found;
+        tell(Told::Part(part));
+    };
 
-impl Cuda {
-    /// Looks for everything.
-    pub fn look() -> Self {
-        let mut parts = vec![if cfg!(feature = "cuda") {
-            Part::found("this binary", "built with CUDA".into())
-        } else {
-            let remedy = "build it with `cargo build --release --features cuda`".into();
-            Part::missing("this binary", "built without CUDA".into(), remedy)
-        }];
-        let gpus = match driver::open() {
-            Ok(driver) => {
-                parts.push(Part::found("driver", format!("{}, runs CUDA up to {}", driver::FILE, driver.cuda)));
-                parts.push(usable(&driver.gpus));
-                driver.gpus.unwrap_or_default()
-            }
-            Err(reason) => {
-                parts.push(Part::missing("driver", reason, DRIVER.into()));
-                parts.push(Part::missing("GPU", "none to be seen".into(), "the driver shows them".into()));
-                Vec::new()
-            }
-        };
-        parts.push(library("cuBLASLt", toolkit::cublas_lt(), "nvidia-cublas"));
-        match toolkit::nvrtc() {
-            Ok((nvrtc, builtins)) => {
-                parts.push(library("NVRTC", Ok(nvrtc), "nvidia-cuda-nvrtc"));
-                parts.push(library("NVRTC's builtins", builtins, "nvidia-cuda-nvrtc"));
-            }
-            Err(missing) => {
-                parts.push(library("NVRTC", Err(missing), "nvidia-cuda-nvrtc"));
-                let (detail, remedy) = ("libnvrtc-builtins.so is not there", "it comes with NVRTC");
-                parts.push(Part::missing("NVRTC's builtins", detail.into(), remedy.into()));
-            }
+    tell(Told::Next("driver".into()));
+    let driver = libraries::driver();
+    match &driver {
+        Ok(Driver { library, gpus }) => {
+            let (major, minor) = library.version;
+            let detail = format!("{}, runs CUDA up to {major}.{minor}", library.file.display());
+            part(Part::found("driver", detail), tell);
+            part(usable(gpus), tell);
         }
-        Cuda { parts, gpus }
+        Err(error) => {
+            part(Part::wrong("driver", error), tell);
+            let remedy = "it is seen through the driver, which comes first".into();
+            part(Part::missing("GPU", "none to be seen without a driver".into(), remedy), tell);
+        }
     }
-
-    /// Whether nothing is missing.
-    pub fn ready(&self) -> bool {
-        self.parts.iter().all(|part| part.found)
+    let driver = driver.ok();
+    tell(Told::Next("cuBLASLt".into()));
+    part(library("cuBLASLt", libraries::cublas_lt(driver.as_ref())), tell);
+    tell(Told::Next("NVRTC".into()));
+    let nvrtc = libraries::nvrtc(driver.as_ref());
+    let builtins = nvrtc.as_ref().ok().map(libraries::nvrtc_builtins);
+    part(library("NVRTC", nvrtc), tell);
+    part(
+        match builtins {
+            Some(builtins) => library("NVRTC's builtins", builtins),
+            None => Part::missing(
+                "NVRTC's builtins",
+                "libnvrtc-builtins.so is of NVRTC's version".into(),
+                "it comes with NVRTC, which comes first".into(),
+            ),
+        },
+        tell,
+    );
+    if open && complete {
+        tell(Told::Next("opening cuda:0".into()));
+        let opened = prl_model::Gpu::open(0, crate::compute::kernel_cache().as_deref(), false);
+        tell(Told::Part(match opened {
+            Ok(_) => Part::found("opening cuda:0", "a run could begin".into()),
+            Err(error) => {
+                Part::missing("opening cuda:0", error.to_string(), "`nvidia-smi` shows who uses the GPU".into())
+            }
+        }));
+    }
+    let gpus = driver.and_then(|driver| driver.gpus.ok()).unwrap_or_default();
+    for (index, GpuInfo { name, bytes, capability: (major, minor) }) in gpus.into_iter().enumerate() {
+        let compute_capability = format!("{major}.{minor}");
+        tell(Told::Gpu(Gpu { index, name, memory_gib: gib(bytes as u64), compute_capability }));
     }
 }
 
 /// The GPUs as a part: one that is new enough will do.
-fn usable(gpus: &Result<Vec<Gpu>, String>) -> Part {
+fn usable(gpus: &Result<Vec<GpuInfo>, LibraryError>) -> Part {
     let gpus = match gpus {
         Ok(gpus) => gpus,
-        Err(reason) => return Part::missing("GPU", reason.clone(), DRIVER.into()),
+        Err(error) => return Part::wrong("GPU", error),
     };
     let new = gpus.iter().filter(|gpu| gpu.capability.0 >= OLDEST).count();
-    match (new, gpus.len()) {
-        (0, 0) => Part::missing("GPU", "the driver sees no GPU".into(), DRIVER.into()),
-        (0, _) => {
+    match new {
+        0 => {
             let remedy = format!("use one of compute capability {OLDEST}.0 (Ampere) or newer");
             Part::missing("GPU", "too old: there are no bf16 units".into(), remedy)
         }
-        (new, all) => Part::found("GPU", format!("{new} of {all} new enough")),
+        new => Part::found("GPU", format!("{new} of {} new enough", gpus.len())),
     }
 }
 
 impl Part {
-    fn found(name: &'static str, detail: String) -> Self {
-        Part { name, found: true, detail, remedy: None }
+    fn found(name: &str, detail: String) -> Self {
+        Part { name: name.into(), found: true, detail, remedy: None }
     }
 
-    fn missing(name: &'static str, detail: String, remedy: String) -> Self {
-        Part { name, found: false, detail, remedy: Some(remedy) }
+    /// Not there, or of no use.
+    pub fn missing(name: &str, detail: String, remedy: String) -> Self {
+        Part { name: name.into(), found: false, detail, remedy: Some(remedy) }
+    }
+
+    fn wrong(name: &str, error: &LibraryError) -> Self {
+        let remedy = match error {
+            LibraryError::Missing { name, .. } => beside(name, &toolkit()).unwrap_or_else(|| error.remedy()),
+            _ => error.remedy(),
+        };
+        Part::missing(name, error.to_string(), remedy)
     }
 }
 
-fn library(name: &'static str, result: Result<Found, Missing>, wheel: &str) -> Part {
+fn library(name: &str, result: Result<Found, LibraryError>) -> Part {
     match result {
-        Ok(Found { file, version }) => {
-            let version = version.map(|v| format!(", {v}")).unwrap_or_default();
-            Part::found(name, format!("{}{version}", file.display()))
+        Ok(Found { file, version: (major, minor) }) => {
+            Part::found(name, format!("{}, CUDA {major}.{minor}", file.display()))
         }
-        Err(Missing { file, elsewhere: Some(folder) }) => {
-            let remedy = format!("it is in {0}: set LD_LIBRARY_PATH={0}", folder.display());
-            Part::missing(name, format!("{file} is not where the loader looks"), remedy)
-        }
-        Err(Missing { file, elsewhere: None }) => {
-            let remedy = format!("{TOOLKIT} (`pip install {wheel}`), with its folder in LD_LIBRARY_PATH");
-            Part::missing(name, format!("{file} is not there"), remedy)
-        }
+        Err(error) => Part::wrong(name, &error),
+    }
+}
+
+fn toolkit() -> PathBuf {
+    std::env::var_os("CUDA_PATH").map_or_else(|| PathBuf::from(TOOLKIT), PathBuf::from).join("lib64")
+}
+
+/// What to do where a folder has a library that the loader did not find.
+fn beside(name: &str, folder: &Path) -> Option<String> {
+    let library = [Library::CublasLt, Library::Nvrtc].into_iter().find(|l| l.name() == name);
+    let files = library.map_or_else(|| vec![name.to_owned()], Library::files);
+    let there = files.iter().any(|file| folder.join(file).exists());
+    there.then(|| format!("it is in {0}: set LD_LIBRARY_PATH={0}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_named_only_for_files_that_would_be_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("libcublasLt.so.99"), "").unwrap();
+        assert_eq!(beside("libcublasLt.so", dir.path()), None);
+        std::fs::write(dir.path().join("libcublasLt.so.12"), "").unwrap();
+        let remedy = beside("libcublasLt.so", dir.path()).unwrap();
+        assert!(
+            remedy.contains("set LD_LIBRARY_PATH=") && remedy.contains(&dir.path().display().to_string()),
+            "{remedy}"
+        );
     }
 }

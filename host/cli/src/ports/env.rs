@@ -2,8 +2,8 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_environment::{EnvError, Finish, GroupMember, Pool, RolloutContext};
-use prl_orchestrator::{Env, EnvTurn, Finished, OpenRequest, Purpose, Session, StepInput, Stop};
+use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext};
+use prl_orchestrator::{Env, EnvTurn, Finished, Hints, OpenRequest, Purpose, Session, StepInput, Stop};
 use prl_types::{Score, Task};
 use std::sync::Arc;
 
@@ -75,6 +75,7 @@ fn member(finished: &Finished) -> GroupMember {
         messages,
         truncated: rollout.truncation.as_ref().map(|t| t.reason.clone()),
         score: rollout.score.clone(),
+        reward: rollout.reward,
     }
 }
 
@@ -94,6 +95,10 @@ fn env_turn(turn: prl_environment::EnvTurn) -> EnvTurn {
         stop: turn.stop.map(|s| Stop { truncated: s.truncated, reason: s.reason }),
         tools: turn.tools,
         metrics: turn.metrics,
+        sampling: Hints {
+            max_tokens: turn.sampling.max_tokens.map(|tokens| tokens as usize),
+            stop: turn.sampling.stop,
+        },
     }
 }
 
@@ -104,10 +109,15 @@ impl Session for PoolSession {
 
     fn step(&mut self, input: StepInput) -> BoxFuture<'_, Result<EnvTurn, String>> {
         async move {
-            let finish = Finish::new(&input.finish, &input.message);
-            let left = u32::try_from(input.context_left).ok();
-            let tokens = input.tokens as u32;
-            self.live()?.step(&input.message, finish, tokens, left).await.map(env_turn).map_err(text)
+            let finish = Finish::new(&input.finish, &input.message).ok_or("an aborted turn is no turn")?;
+            let said = Completion {
+                finish,
+                tokens: input.tokens as u32,
+                context_left: u32::try_from(input.context_left).ok(),
+                turns_left: Some(input.turns_left),
+                message: input.message,
+            };
+            self.live()?.step(said).await.map(env_turn).map_err(text)
         }
         .boxed()
     }

@@ -5,4 +5,5 @@ pub mod env;
 pub mod observer;
 pub mod policy;
 pub mod renderer;
+pub mod tape;
 pub mod trainer;

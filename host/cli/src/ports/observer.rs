@@ -1,5 +1,7 @@
 //! Records what the orchestrator reports: rollouts, metrics, console lines. Owns which record goes where.
 
+use crate::env::record;
+use crate::ports::tape::Tapes;
 use prl_monitor::{EnvLine, EvalLine, Metrics, Monitor, OrchestratorLine, Progress, TrainerLine};
 use prl_orchestrator::{EnvShare, Observer, Purpose, StepReport};
 use prl_store::{RolloutLog, Split, StoreError, Subset};
@@ -13,14 +15,15 @@ pub struct Recorder(Mutex<Inner>);
 struct Inner {
     monitor: Option<Monitor>,
     rollouts: RolloutLog,
+    tapes: Tapes,
     bar: Option<Progress>,
     failed: bool,
 }
 
 impl Recorder {
-    /// `bar` counts steps.
-    pub fn new(monitor: Monitor, rollouts: RolloutLog, bar: Option<Progress>) -> Self {
-        Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, bar, failed: false }))
+    /// `tapes` hold what the log keeps beside the rollouts; `bar` counts steps.
+    pub fn new(monitor: Monitor, rollouts: RolloutLog, tapes: Tapes, bar: Option<Progress>) -> Self {
+        Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, tapes, bar, failed: false }))
     }
 
     /// Flushes everything. Nothing is recorded afterwards.
@@ -32,6 +35,11 @@ impl Recorder {
         if let Some(monitor) = inner.monitor.take() {
             monitor.finish(exit_code);
         }
+    }
+
+    /// Why metrics were lost, if some were.
+    pub fn lost(&self) -> Option<String> {
+        self.lock().monitor.as_ref().and_then(Monitor::lost)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -70,7 +78,11 @@ fn split(purpose: Purpose) -> Split {
 impl Observer for Recorder {
     fn rollout(&self, purpose: Purpose, step: Step, rollout: &Rollout) {
         let mut inner = self.lock();
-        let mut result = inner.rollouts.append(step, split(purpose), Subset::All, rollout);
+        let line = match inner.tapes.take(purpose, rollout) {
+            Some(replay) => replay.line(rollout),
+            None => record::bare(rollout),
+        };
+        let mut result = inner.rollouts.append(step, split(purpose), Subset::All, &line);
         if result.is_ok() && purpose == Purpose::Eval && rollout.is_effective() {
             result = inner.rollouts.append(step, Split::Eval, Subset::Effective, rollout);
         }

@@ -1,5 +1,6 @@
 //! The orchestrator's settings out of the configuration. Owns the translation of names, nothing else.
 
+use crate::environments;
 use prl_config::{EvalSampling, RlConfig, TrainSampling};
 use prl_model::{Device, ModelConfig};
 use prl_orchestrator::{EvalEnv, Filter, FilterKind, Progress, Sampling, Settings, TrainEnv};
@@ -26,20 +27,22 @@ pub fn settings(
     let orchestrator = &config.orchestrator;
     let train = orchestrator.train.env.iter().map(|env| TrainEnv {
         name: env.name.clone(),
-        split: "train".into(),
+        split: env.split.clone(),
         ratio: env.ratio,
         group_size: env.group_size as u32,
         sampling: train_sampling(&env.sampling),
         max_turns: env.max_turns,
+        timeout: env.timeout.rollout.map(environments::seconds),
     });
     let eval = orchestrator.eval.iter().flat_map(|e| &e.env).map(|env| EvalEnv {
         name: env.name.clone(),
-        split: "eval".into(),
+        split: env.split.clone(),
         num_examples: u64::try_from(env.num_examples).ok(),
         group_size: env.group_size as u32,
         interval: env.interval,
         sampling: eval_sampling(&env.sampling),
         max_turns: env.max_turns,
+        timeout: env.timeout.rollout.map(environments::seconds),
     });
     Settings {
         seed: config.seed,
@@ -48,6 +51,7 @@ pub fn settings(
         max_inflight_rollouts: Some(inflight(config)),
         seq_len: orchestrator.seq_len.min(context),
         max_async_level: orchestrator.max_async_level,
+        max_error_rate: orchestrator.max_error_rate,
         max_off_policy_steps: orchestrator.max_off_policy_steps,
         deterministic: config.deterministic.unwrap_or(device == Device::Cpu),
         pre_batch_filters: orchestrator.pre_batch_filters.iter().map(filter).collect(),

@@ -2,6 +2,7 @@
 //! where conversations come from; how they become tokens is the renderer's business.
 
 use crate::assets;
+use crate::environments;
 use crate::failure::{Failure, input};
 use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
@@ -81,6 +82,17 @@ fn document(renderer: &Renderer, conversation: &Conversation, loss: LossMask) ->
     sample.map(|s| Document { ids: s.ids, mask: s.mask }).map_err(|e| e.to_string())
 }
 
+/// Some token must be predicted, and from a token before it: documents are cut to rows.
+fn trainable(documents: &[Document], row: usize, key: &str) -> Result<(), Failure> {
+    if documents.iter().any(|document| document.mask.iter().take(row).skip(1).any(|target| *target)) {
+        return Ok(());
+    }
+    Err(Failure::input(format_args!(
+        "`{key}`: none of the {} conversations has a token to train on within {row} tokens; see `loss_mask` and `seq_len`",
+        documents.len()
+    )))
+}
+
 impl Data {
     /// Opens the data of the section `key`.
     pub fn open(texts: &Texts<'_>, key: &str, data: &SftData, runtime: &Runtime) -> Result<Self, Failure> {
@@ -102,17 +114,18 @@ impl Data {
                 for (at, conversation) in &rows.conversations {
                     documents.push(document(renderer, conversation, loss).map_err(input(at))?);
                 }
+                trainable(&documents, data.seq_len(), &format!("{key}.name"))?;
                 Ok(Data::All(documents))
             }
             SftData::Env(env) => {
                 let (renderer, loss) = (texts.renderer()?, loss_of(&env.loss_mask));
-                let sandbox = assets::sandbox()?;
+                let sandbox = environments::sandbox()?;
                 let name =
                     std::path::Path::new(&env.id).file_stem().map_or(env.id.clone(), |s| s.to_string_lossy().into());
                 let env_config = TrainEnv { id: env.id.clone(), args: env.args.clone(), ..TrainEnv::default() };
                 let host = EnvHost { name: name.clone(), ..env_config.host() };
                 let log = crate::logging::env_sink("train", &name);
-                let open = assets::environment(&sandbox, loaded, key, &host, 1, log);
+                let open = environments::environment(&sandbox, loaded, key, &host, 1, log);
                 let pool = runtime.block_on(open)?;
                 let Some(split) = pool.info().split(&env.split) else {
                     let known: Vec<&str> = pool.info().splits.iter().map(|s| s.name.as_str()).collect();
@@ -139,8 +152,10 @@ impl Data {
                 let failed = || input(format!("`{key}`: environment `{name}`"));
                 match len {
                     Some(len) => {
-                        let documents = (0..len).map(|i| tasks.document(i)).collect::<Result<_, _>>();
-                        documents.map(Data::All).map_err(failed())
+                        let documents = (0..len).map(|i| tasks.document(i)).collect::<Result<Vec<_>, _>>();
+                        let documents = documents.map_err(failed())?;
+                        trainable(&documents, data.seq_len(), key)?;
+                        Ok(Data::All(documents))
                     }
                     None => {
                         // One document shows whether the rest can be made.

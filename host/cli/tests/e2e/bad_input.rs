@@ -134,7 +134,36 @@ fn environments() {
     let toml = env_toml(&scratch, &misbehave, "{ act = \"loop\" }\ntimeout = { call = 0.3 }");
     refused_in(&scratch, &format!("@ {toml}"), &["`configure`", "no answer within"]);
     let toml = env_toml(&scratch, &repo().join("envs/reverse-text.wasm").display().to_string(), "{ surprise = 1 }");
-    refused_in(&scratch, &format!("@ {toml}"), &["environment `reverse-text`", "surprise"]);
+    refused_in(&scratch, &format!("@ {toml}"), &["`orchestrator.train.env.0`", "`args.surprise` is not an argument"]);
+}
+
+#[test]
+fn capabilities_and_weights() {
+    let scratch = Scratch::new();
+    let probe = repo().join("envs/probe.wasm").display().to_string();
+    let reverse = repo().join("envs/reverse-text.wasm").display().to_string();
+    let judge = "llm = [{ role = \"ROLE\", base_url = \"http://127.0.0.1:9/v1\", model = \"m\", KEY }]";
+    let all = "grants = [\"kv\", \"http\", \"llm\", \"assets\"]\nhttp_allow = [\"http://127.0.0.1:9\"]\n";
+    let llm = |role: &str, key: &str| format!("{all}{}", judge.replace("ROLE", role).replace(", KEY", key));
+    fs::create_dir(scratch.path("probe.assets")).unwrap();
+    fs::copy(&probe, scratch.path("probe.wasm")).unwrap();
+    let cases: [(&str, String, &[&str]); 7] = [
+        (&probe, String::new(), &["imports `prl:env/assets@0.1.0`, which this run does not grant", "add \"assets\""]),
+        (&probe, llm("judge", ""), &["`orchestrator.train.env.0.grants`", "probe.assets"]),
+        ("probe.wasm", llm("user", ""), &["asks a model in the role `judge`, for which there is none"]),
+        (
+            "probe.wasm",
+            llm("judge", ", api_key_var = \"PRL_NO_SUCH_KEY\""),
+            &["env.0.llm.0.api_key_var`", "PRL_NO_SUCH_KEY"],
+        ),
+        ("probe.wasm", llm("judge", "").replace("127.0.0.1:9\"]", "a@b\"]"), &["env.0.http_allow`", "http://a@b"]),
+        (&reverse, "weights = { format = 1 }".into(), &["`weights.format`: there is no reward component `format`"]),
+        (&reverse, "split = \"test\"".into(), &["`orchestrator.train.env.0`", "no split `test`, only `train`, `eval`"]),
+    ];
+    for (id, more, naming) in cases {
+        let toml = env_toml(&scratch, id, &format!("{{}}\n{more}"));
+        refused_in(&scratch, &format!("@ {toml}"), naming);
+    }
 }
 
 #[test]

@@ -42,3 +42,25 @@ fn a_binary_without_algorithms_is_not_ready() {
     assert_eq!(done.code, Some(2), "{done}");
     assert!(done.stdout.contains("libgrpo.so") && done.stdout.contains("there is no algorithm"), "{done}");
 }
+
+#[test]
+fn a_broken_algorithm_is_named_with_its_reason() {
+    let scratch = Scratch::new();
+    fs::copy(env!("CARGO_BIN_EXE_prl"), scratch.path("prl")).unwrap();
+    scratch.write("libgrpo.so", "no library");
+    let mut alone = Command::new(scratch.path("prl"));
+    alone.arg("doctor").env_remove("PRL_PLUGIN_PATH").stdin(Stdio::null());
+    let done = Running::start(alone).wait();
+    assert_eq!(done.code, Some(2), "{done}");
+    assert!(done.stdout.contains("libgrpo.so cannot be used: "), "{done}");
+}
+
+#[test]
+fn a_home_that_is_no_text_is_no_obstacle() {
+    use std::os::unix::ffi::OsStrExt;
+    let scratch = Scratch::new();
+    let mut command = scratch.command("doctor --json");
+    command.env("HOME", std::ffi::OsStr::from_bytes(b"/tmp/\xff")).env_remove("XDG_CACHE_HOME");
+    let done = Running::start(command).wait().ok();
+    assert!(serde_json::from_str::<Value>(&done.stdout).is_ok(), "{done}");
+}

@@ -7,6 +7,9 @@
 mod bad_input;
 mod config;
 mod doctor;
+mod env;
+mod eval;
+mod libraries;
 mod measure;
 mod plugin;
 mod resume;

@@ -91,6 +91,8 @@ fn measured(scratch: &Scratch, done: &Finished, json: &str) -> Value {
     assert_eq!(metrics["mfu"], Value::Null);
     assert_eq!(result["config"]["max_steps"], 4);
     assert_eq!(result["config"]["ckpt"], Value::Null);
+    assert_eq!(result["config"]["device"], "cpu");
+    assert!(done.stdout.contains("| device cpu | fast kernels"), "{done}");
     result
 }
 
@@ -114,4 +116,118 @@ fn measurements_write_their_result_and_nothing_else() {
 
     let names: Vec<String> = files(&scratch.path("")).into_keys().collect();
     assert_eq!(names, ["new/", "new/env.json", "new/rl.json", "new/sft.json", "shape/", "shape/config.json"]);
+}
+
+#[test]
+fn a_result_goes_where_it_was_asked_for_and_nowhere_else() {
+    let scratch = Scratch::new();
+    let shape = shape_only(&scratch);
+    let bench = |place: &str| scratch.prl(&format!("trainer {shape} --model.seq-len 64 --bench.output-json {place}"));
+    fs::create_dir(scratch.path("real")).unwrap();
+    for (name, text) in [("real/result.json", "old"), ("real/result.json.tmp", "mine"), ("file", "mine")] {
+        scratch.write(name, text);
+    }
+    std::os::unix::fs::symlink("real/result.json", scratch.path("link.json")).unwrap();
+    bench("link.json").ok();
+    assert!(fs::symlink_metadata(scratch.path("link.json")).unwrap().is_symlink());
+    assert!(fs::read_to_string(scratch.path("real/result.json")).unwrap().contains("\"throughput\""));
+
+    let before = files(&scratch.path(""));
+    for place in ["/dev/null", "/dev/full", "real", "file/below.json", "/proc/none/result.json"] {
+        let done = bench(place);
+        assert_eq!(done.code, Some(2), "{place}: {done}");
+        assert!(done.stderr.contains("`bench.output_json`") && done.stderr.contains(place), "{done}");
+        assert_eq!(done.successes().len(), 0, "{done}");
+    }
+    assert!(files(&scratch.path("")) == before);
+
+    // Relative to the file that says it, as every path.
+    scratch.write("real/bench.toml", "[bench]\noutput_json = \"new/beside.json\"\n");
+    scratch.prl(&format!("trainer @ real/bench.toml {shape} --model.seq-len 64")).ok();
+    assert!(scratch.path("real/new/beside.json").is_file());
+    assert!(!scratch.path("new").exists());
+}
+
+#[test]
+fn steps_that_do_nothing_are_not_measured() {
+    let scratch = Scratch::new();
+    let shape = shape_only(&scratch);
+    let done = scratch.prl(&format!("trainer {shape} --model.seq-len 64 --optim.lr 1e38 --bench.output-json out.json"));
+    assert_eq!(done.code, Some(1), "{done}");
+    assert!(done.stderr.contains("is not finite") && done.stderr.contains("`optim.lr`"), "{done}");
+    assert!(!done.stdout.contains("Benchmark") && !scratch.path("out.json").exists(), "{done}");
+}
+
+#[test]
+fn what_cannot_fit_is_refused_before_anything_is_allocated() {
+    let scratch = Scratch::new();
+    let shape = shape_only(&scratch);
+    let refused = |words: &str, naming: &[&str]| {
+        let done = scratch.prl(words);
+        assert_eq!(done.code, Some(2), "{words}: {done}");
+        assert!(naming.iter().all(|part| done.stderr.contains(part)), "{words}: {done}");
+        assert!(!scratch.path("outputs").exists(), "{words} leaves a folder");
+    };
+    for len in ["9223372036854775807", "1000000000000", "1048577"] {
+        refused(
+            &format!("trainer {shape} --bench --model.seq-len {len}"),
+            &["`model.seq_len` must be at most 1048576"],
+        );
+    }
+    let needs = ["GiB of memory to train", "a step's batch", "GiB available", "`seq_len`"];
+    let batch = "--data.type fake --data.seq-len 1048576 --data.batch-size 1000000";
+    refused(&format!("sft {shape} {batch}"), &needs);
+    refused(&format!("trainer {shape} --model.seq-len 1048576 --data.fake.batch-size 1000000"), &needs);
+
+    let config = fs::read_to_string(model().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    for (key, value, naming) in [
+        ("num_hidden_layers", 4_000_000_000u64, "`num_hidden_layers`"),
+        ("intermediate_size", 4_000_000_000_000, "`intermediate_size`"),
+        // 3e13 parameters.
+        ("vocab_size", 4_000_000_000, "GiB"),
+    ] {
+        let old = config[key].clone();
+        config[key] = value.into();
+        if key == "vocab_size" {
+            config["hidden_size"] = 8192.into();
+        }
+        fs::write(scratch.path("shape/config.json"), config.to_string()).unwrap();
+        refused(&format!("trainer {shape} --data.fake"), &["shape", naming]);
+        config[key] = old;
+    }
+}
+
+#[test]
+fn lost_metrics_are_told_by_the_exit_code() {
+    let scratch = Scratch::new();
+    let name = model();
+    // Files of at most 8 KiB, as on a full disk; the signal that goes with it is ignored.
+    let words = format!(
+        "trap '' XFSZ; ulimit -f 16; exec {} trainer --model.name {} --model.seq-len 16 --data.fake --device cpu \
+         --log.level warning --max-steps 40 --output-dir out",
+        env!("CARGO_BIN_EXE_prl"),
+        name.display()
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &words]).current_dir(scratch.path("")).stdin(std::process::Stdio::null());
+    let done = crate::support::Running::start(command).wait();
+    assert_eq!(done.code, Some(1), "{done}");
+    assert!(done.stderr.contains("metrics.jsonl is not complete"), "{done}");
+    // What is there is whole.
+    let steps = scratch.run("out").steps().len();
+    assert!((1..40).contains(&steps), "{steps}");
+}
+
+#[test]
+fn weights_can_be_read_by_whoever_can_read_the_rest() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new();
+    trainer(&scratch, "--data.fake --max-steps 1 --ckpt --output-dir out").ok();
+    let mode = |name: &str| fs::metadata(scratch.path("out").join(name)).unwrap().permissions().mode();
+    for folder in ["weights/step_1", "checkpoints/step_1/trainer"] {
+        assert_eq!(mode(&format!("{folder}/model.safetensors")), mode(&format!("{folder}/config.json")));
+    }
+    let again = trainer(&scratch, "--data.fake --max-steps 1 --output-dir out --ckpt.resume-step -1").ok();
+    assert!(again.stdout.contains("There is nothing to do"), "{again}");
 }

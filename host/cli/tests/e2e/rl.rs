@@ -1,6 +1,6 @@
 //! `prl rl`: what a run leaves, and that its numbers are right, reproducible and get better.
 
-use crate::support::{Row, Run, Running, SMALL, Scratch, number_after, rl_toml, rows, value};
+use crate::support::{Row, Run, Running, SMALL, Scratch, number_after, repo, rl_toml, rows, value};
 use serde_json::Value;
 use std::fs;
 
@@ -201,5 +201,41 @@ fn logs_can_be_json() {
     for line in done.stdout.lines() {
         let line: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
         assert!(line["message"].is_string() || line["type"] == "progress", "{line}");
+    }
+}
+
+/// One environment under two names with other arguments, weights and shares, beside one of several turns whose split is
+/// named and whose groups are scored together.
+#[test]
+fn several_environments_share_a_run() {
+    let scratch = Scratch::new();
+    let envs = repo().join("envs").display().to_string();
+    let table = "[[orchestrator.train.env]]\nid = \"reverse-text\"\nname = \"short\"\nargs = { max_chars = 11 }\nratio = 2\n\
+         [[orchestrator.train.env]]\nid = \"reverse-text\"\nname = \"half\"\nweights = { reverse_text = 0.5 }\n\
+         [[orchestrator.train.env]]\nid = \"misbehave\"\nsplit = \"honest\"\nratio = 2\n";
+    let toml = scratch.write("envs.toml", table.replace("id = \"", &format!("id = \"{envs}/")));
+    scratch.rl("out", &format!("@ {toml} --max-steps 3 --seq-len 512")).ok();
+    let run = scratch.run("out");
+    let all: Vec<Row> =
+        (1..=3).flat_map(|n| rows(&run.path(&format!("rollouts/step_{n}/train/all/traces.jsonl")))).collect();
+    let of = |env: &str| all.iter().filter(|row| row["task"]["env"] == env).collect::<Vec<_>>();
+    let (short, half, honest) = (of("short"), of("half"), of("misbehave"));
+    assert!(
+        !short.is_empty() && !half.is_empty() && !honest.is_empty(),
+        "{} {} {}",
+        short.len(),
+        half.len(),
+        honest.len()
+    );
+    assert!(short.iter().all(|row| row["task"]["payload"]["text"].as_str().unwrap().len() <= 11));
+    assert!(half.iter().all(|row| row["reward"].as_f64().unwrap() <= 0.5));
+    assert!(half.iter().any(|row| row["score"]["components"][0]["value"].as_f64().unwrap() > 0.0));
+    for row in honest {
+        // The group's score counts the messages: a prompt, and for each turn the turn and a reply but for the last.
+        let turns = row["turns"].as_array().unwrap().len();
+        let cut = !row["truncation"].is_null();
+        let messages = 2 * turns + usize::from(cut && turns < 3);
+        assert_eq!(row["reward"].as_f64(), Some(messages as f64), "{row:?}");
+        assert_eq!(row["stop_condition"] == "done", turns == 3, "{row:?}");
     }
 }

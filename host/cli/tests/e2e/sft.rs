@@ -99,6 +99,11 @@ fn bad_data_is_refused() {
         ("broken", "{\"prompt\": \"a\"", "broken.jsonl:1"),
         ("other", "{\"text\": \"a\"}\n", "`messages`"),
         ("empty", "", "empty.jsonl"),
+        (
+            "nothing",
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"nobody answers\"}]}\n",
+            "`data.name`: none of the 1 conversations has a token to train on",
+        ),
     ] {
         let done = scratch.prl(&format!("sft @ {}", on_file(&scratch, name, lines)));
         assert_eq!(done.code, Some(2), "{done}");
@@ -109,4 +114,17 @@ fn bad_data_is_refused() {
     let done = scratch.prl("sft @ empty.toml");
     assert_eq!(done.code, Some(2), "{done}");
     assert!(done.stderr.contains("empty.jsonl"), "{done}");
+}
+
+#[test]
+fn a_checkpoint_of_rl_is_not_gone_on_from() {
+    let scratch = Scratch::new();
+    scratch.rl("out", "--max-steps 1 --ckpt").ok();
+    let toml = on_file(&scratch, "data", "{\"prompt\": \"hi\", \"completion\": \"there\"}\n");
+    let done = scratch.prl(&format!("sft @ {toml} --output-dir out --max-steps 3 --ckpt.resume-step -1"));
+    assert_eq!(done.code, Some(2), "{done}");
+    assert!(done.stderr.contains("is of `prl rl`") && done.stderr.contains("step_1/trainer"), "{done}");
+    scratch
+        .prl(&format!("sft @ {toml} --output-dir new --max-steps 1 --model.name out/checkpoints/step_1/trainer"))
+        .ok();
 }

@@ -63,8 +63,11 @@ fn ctrl_c_stops_sft_too() {
     let mut running = Running::start(scratch.command(&words));
     running.wait_for("Step 1 |");
     running.signal("INT");
+    // At once, not when the step is done.
+    running.wait_for("a second signal stops now");
     let done = running.wait();
     assert_eq!(done.code, Some(130), "{done}");
+    assert!(!done.stdout.contains("rollouts"), "{done}");
     last_step(&scratch.run("out"));
     assert!(done.stdout.lines().last().unwrap().contains("--clean-output-dir"), "{done}");
 }

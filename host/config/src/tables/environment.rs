@@ -1,5 +1,6 @@
 //! One item of `[[orchestrator.train.env]]` and `[[orchestrator.eval.env]]`.
 
+use super::{Grant, LlmRole};
 use crate::macros::{choice, section, union};
 use serde_json::{Map, Value as Json};
 
@@ -55,9 +56,10 @@ section! {
 section! {
     /// Wall-clock limits.
     pub struct Timeout {
-        /// Seconds a whole rollout may take; none means no limit.
+        /// Seconds after which a rollout is cut off and scored; none means no limit.
         rollout: Option<f64> = None => [Above(0.0)];
-        /// Seconds one call into the environment may take (not in prime-rl).
+        /// Seconds one call into the environment may take; waiting for models and servers does not count (not in
+        /// prime-rl).
         call: f64 = 10.0 => [Above(0.0)];
     }
 }
@@ -110,6 +112,10 @@ pub struct EnvHost {
     pub name: String,
     /// The environment's own settings.
     pub args: Map<String, Json>,
+    /// Weights of reward components that replace its own.
+    pub weights: Map<String, Json>,
+    /// Split its tasks come from.
+    pub split: String,
     /// Most sampled turns of a rollout.
     pub max_turns: Option<u32>,
     /// Wall-clock limits.
@@ -120,10 +126,18 @@ pub struct EnvHost {
     pub isolation: Isolation,
     /// Cap on an instance's memory, MiB.
     pub memory_mb: u32,
+    /// Instructions of one call.
+    pub fuel: Option<u64>,
     /// Workers.
     pub pool: Pool,
     /// Capabilities the environment may use.
-    pub grants: Vec<String>,
+    pub grants: Vec<Grant>,
+    /// Models it may ask.
+    pub llm: Vec<LlmRole>,
+    /// Addresses it may reach.
+    pub http_allow: Vec<String>,
+    /// Bound of its scratch map, MiB.
+    pub kv_mb: u32,
 }
 
 /// The keys that train and eval environments share, around those of their own.
@@ -138,6 +152,8 @@ macro_rules! env_section {
                 name: String = String::new();
                 /// The environment's own settings.
                 args: Map<String, Json> = Map::new();
+                /// Weights of reward components, by name, that replace the environment's own (not in prime-rl).
+                weights: Map<String, Json> = Map::new();
                 /// Relative share of the tasks.
                 ratio: f64 = 1.0 => [Above(0.0)];
                 /// Rollouts per task.
@@ -153,10 +169,18 @@ macro_rules! env_section {
                 isolation: Isolation = Isolation::Rollout;
                 /// Cap on an instance's memory, MiB (not in prime-rl).
                 memory_mb: u32 = 256 => [Min(1.0), Max(4096.0)];
+                /// Instructions one call may take, counted alike on every machine; none means not counted (not in prime-rl).
+                fuel: Option<u64> = None => [Min(1.0)];
                 /// Workers.
                 pool: Pool = Pool::Elastic(ElasticPool::default());
-                /// Capabilities the environment may use (not in prime-rl).
-                grants: Vec<String> = Vec::new();
+                /// Capabilities the environment may use: "assets", "http", "kv", "llm" (not in prime-rl).
+                grants: Vec<Grant> = Vec::new();
+                /// Models it may ask, by role; needs the grant "llm" (not in prime-rl).
+                llm: Vec<LlmRole> = Vec::new();
+                /// Addresses it may reach, and all below them; needs the grant "http" (not in prime-rl).
+                http_allow: Vec<String> = Vec::new();
+                /// Bound of its scratch map, MiB; needs the grant "kv" (not in prime-rl).
+                kv_mb: u32 = 64 => [Min(1.0), Max(4096.0)];
             }
             unsupported [
                 "address", "taskset", "harness", "extra_env_kwargs", "max_output_tokens", "agent", "serve",
@@ -172,13 +196,19 @@ macro_rules! env_section {
                     id: self.id.clone(),
                     name: self.name.clone(),
                     args: self.args.clone(),
+                    weights: self.weights.clone(),
+                    split: self.split.clone(),
                     max_turns: self.max_turns,
                     timeout: self.timeout.clone(),
                     max_concurrent: self.max_concurrent,
                     isolation: self.isolation,
                     memory_mb: self.memory_mb,
+                    fuel: self.fuel,
                     pool: self.pool.clone(),
                     grants: self.grants.clone(),
+                    llm: self.llm.clone(),
+                    http_allow: self.http_allow.clone(),
+                    kv_mb: self.kv_mb,
                 }
             }
         }
@@ -188,6 +218,8 @@ macro_rules! env_section {
 env_section! {
     /// An environment to train on.
     TrainEnv {
+        /// Split its tasks come from (not in prime-rl).
+        split: String = "train".to_string();
         /// Sampling; keys not set here come from `orchestrator.train.sampling`.
         sampling: TrainSampling = TrainSampling::default();
     }
@@ -197,6 +229,8 @@ env_section! {
 env_section! {
     /// An environment to evaluate on.
     EvalEnv {
+        /// Split its tasks come from (not in prime-rl).
+        split: String = "eval".to_string();
         /// Sampling; keys not set here come from `orchestrator.eval.sampling`.
         sampling: EvalSampling = EvalSampling::default();
         /// Tasks per evaluation; -1 means all.

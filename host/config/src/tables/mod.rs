@@ -6,6 +6,7 @@ mod common;
 mod environment;
 mod orchestrator;
 mod rl;
+mod services;
 mod sft;
 mod trainer;
 
@@ -19,6 +20,7 @@ pub use orchestrator::{
     RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
 };
 pub use rl::{InferenceConfig, InferenceModel, RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
+pub use services::{Grant, LlmRole};
 pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{
     AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, DebugModel, DefaultLoss,

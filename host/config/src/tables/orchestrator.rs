@@ -211,6 +211,9 @@ section! {
         max_off_policy_steps: u64 = 8;
         /// Steps that sampling may run ahead of training; 0 is synchronous (not in prime-rl, which has 1).
         max_async_level: u64 = 1;
+        /// Share of failed rollouts among the last `max(32, 2 * batch_size)` of one environment above which the run ends
+        /// (not in prime-rl).
+        max_error_rate: f64 = 0.9 => [Min(0.0), Max(1.0)];
     }
     unsupported [
         "pool_size", "optim", "env_vars", "prime_monitor", "collect_inference_metrics", "inference_metrics_roles",

@@ -114,7 +114,7 @@ section! {
         device: Device = Device::Auto;
         /// Which implementation of the model computes (not in prime-rl).
         kernels: Kernels = Kernels::Fast;
-        /// Order events so that the same seed gives the same run; by default on the CPU only (not in prime-rl).
+        /// Order events, and sums on a GPU, so that the same seed gives the same run; by default on the CPU only (not in prime-rl).
         deterministic: Option<bool> = None;
         /// Algorithm plug-ins to load, one flag per file (not in prime-rl).
         plugin: Vec<PathBuf> = Vec::new() => [Repeat, Path];

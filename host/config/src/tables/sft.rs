@@ -37,7 +37,7 @@ macro_rules! data_section {
                 /// Packed rows per step.
                 batch_size: usize = 128 => [Min(1.0), Max(1_000_000.0)];
                 /// Packed rows computed at a time; divides `batch_size`.
-                micro_batch_size: usize = 1 => [Min(1.0)];
+                micro_batch_size: usize = 1 => [Min(1.0), Max(1_000_000.0)];
                 /// Seed of all that is random.
                 seed: u64 = 0;
             }
@@ -224,6 +224,8 @@ section! {
         device: Device = Device::Auto;
         /// Which implementation of the model computes (not in prime-rl).
         kernels: Kernels = Kernels::Fast;
+        /// Sum in a fixed order on a GPU too, so that the same seed gives the same run; the CPU always does (not in prime-rl).
+        deterministic: bool = false;
         /// The trained model.
         model: TrainerModel = TrainerModel::default();
         /// Its tokenizer.

@@ -56,9 +56,9 @@ section! {
         /// Folder in Hugging Face's layout, or hub id.
         name: String = DEFAULT_MODEL.to_string() => [Path];
         /// Tokens of one packed row; longer samples are cut.
-        seq_len: usize = 2048 => [Min(1.0)];
+        seq_len: usize = 2048 => [Min(1.0), Max(1_048_576.0)];
         /// Tokens that the LM head handles at a time.
-        fused_lm_head_token_chunk_size: usize = 1024 => [Min(1.0)];
+        fused_lm_head_token_chunk_size: usize = 1024 => [Min(1.0), Max(1_048_576.0)];
         /// Recomputation of activations on the GPU; none without this section.
         ac: Option<ActivationCheckpoint> = None;
         /// For tests and debugging.
@@ -292,6 +292,8 @@ trainer_section! {
         device: Device = Device::Auto;
         /// Which implementation of the model computes (not in prime-rl).
         kernels: Kernels = Kernels::Fast;
+        /// Sum in a fixed order on a GPU too, so that the same seed gives the same run; the CPU always does (not in prime-rl).
+        deterministic: bool = false;
         /// Where batches come from.
         data: TrainerData = TrainerData::default();
         /// Measure instead of training.

@@ -11,7 +11,7 @@ pub(crate) use sft::sft;
 pub(crate) use trainer::trainer;
 
 use crate::loaded::Validator;
-use crate::tables::{AcMode, Scheduler, TrainerModel};
+use crate::tables::{AcMode, Optim, Scheduler, TrainerModel};
 
 /// Selective recomputation must recompute something. `prefix` is `trainer.` or empty.
 fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
@@ -20,6 +20,17 @@ fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
         let (key, mode) = (format!("{prefix}model.ac.targets"), format!("{prefix}model.ac.mode"));
         let message = format!("`{key}` is empty, so `{mode} = \"selective\"` would recompute nothing: name a target");
         v.fail(&[&key, &mode], message);
+    }
+}
+
+/// A moment that keeps all of itself never moves. `prefix` is `trainer.` or empty.
+fn optim(Optim::AdamW(adamw): &Optim, prefix: &str, v: &mut Validator<'_>) {
+    for (key, beta) in [("betas1", adamw.betas1), ("betas2", adamw.betas2)] {
+        // In f32, as it is used: 1 - 1e-9 would be 1.
+        if beta as f32 >= 1.0 {
+            let key = format!("{prefix}optim.{key}");
+            v.fail(&[&key], format!("`{key}` ({beta}) must be below 1"));
+        }
     }
 }
 

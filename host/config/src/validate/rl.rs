@@ -1,9 +1,9 @@
 //! Rules of `prl rl`.
 
-use super::{clean_or_resume, model, scheduler};
+use super::{clean_or_resume, model, optim, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
-use crate::tables::{Filter, OrchestratorConfig, RlConfig};
+use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -22,6 +22,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
     model(&config.trainer.model, "trainer.", v);
+    optim(&config.trainer.optim, "trainer.", v);
     scheduler(&config.trainer.scheduler, config.trainer.max_steps, "trainer.", v);
     let resume = config.trainer.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "trainer.ckpt.resume_step", v);
@@ -135,6 +136,7 @@ fn environments(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     let train: Vec<&str> = orchestrator.train.env.iter().map(|e| e.name.as_str()).collect();
     names("orchestrator.train.env", &train, v);
     for (i, env) in orchestrator.train.env.iter().enumerate() {
+        services(&format!("orchestrator.train.env.{i}"), &env.host(), v);
         if env.sampling.temperature == 0.0 {
             let key = format!("orchestrator.train.env.{i}.sampling.temperature");
             let message =
@@ -145,6 +147,40 @@ fn environments(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     if let Some(eval) = &orchestrator.eval {
         let eval: Vec<&str> = eval.env.iter().map(|e| e.name.as_str()).collect();
         names("orchestrator.eval.env", &eval, v);
+    }
+    for (i, env) in orchestrator.eval.iter().flat_map(|eval| eval.env.iter().enumerate()) {
+        services(&format!("orchestrator.eval.env.{i}"), &env.host(), v);
+    }
+}
+
+/// What stands behind grants is there where they are, weights are numbers, roles are unique.
+fn services(env: &str, host: &EnvHost, v: &mut Validator<'_>) {
+    let (grants, weights) = (format!("{env}.grants"), format!("{env}.weights"));
+    for (name, weight) in &host.weights {
+        if !weight.is_number() {
+            let key = format!("{weights}.{name}");
+            v.fail(&[&key, &weights], format!("`{key}` is {weight}: a weight is a number"));
+        }
+    }
+    for (grant, key, given) in
+        [(Grant::Llm, "llm", !host.llm.is_empty()), (Grant::Http, "http_allow", !host.http_allow.is_empty())]
+    {
+        let key = format!("{env}.{key}");
+        match (host.grants.contains(&grant), given) {
+            (true, false) => {
+                v.fail(&[&grants], format!("`{grants}` has \"{}\", but there is no `{key}`", grant.as_str()))
+            }
+            (false, true) => {
+                v.fail(&[&key], format!("`{key}` is set, but `{grants}` does not have \"{}\"", grant.as_str()));
+            }
+            _ => {}
+        }
+    }
+    for (i, role) in host.llm.iter().enumerate() {
+        let key = format!("{env}.llm.{i}.role");
+        if host.llm[..i].iter().any(|other| other.role == role.role) {
+            v.fail(&[&key], format!("`{key}` is \"{}\" for the second time: a role has one model", role.role));
+        }
     }
 }
 

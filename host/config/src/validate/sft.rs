@@ -1,6 +1,6 @@
 //! Rules of `prl sft`.
 
-use super::{clean_or_resume, model, scheduler};
+use super::{clean_or_resume, model, optim, scheduler};
 use crate::loaded::Validator;
 use crate::tables::{SftConfig, SftData};
 
@@ -16,6 +16,7 @@ pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
         }
     }
     model(&config.model, "", v);
+    optim(&config.optim, "", v);
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "ckpt.resume_step", v);
@@ -31,6 +32,10 @@ fn data(section: &str, data: &SftData, v: &mut Validator<'_>) {
     if !batch.is_multiple_of(micro) {
         let (a, b) = (format!("{section}.batch_size"), format!("{section}.micro_batch_size"));
         v.fail(&[&a, &b], format!("`{a}` ({batch}) must be a multiple of `{b}` ({micro})"));
+    }
+    if data.seq_len() < 2 {
+        let key = format!("{section}.seq_len");
+        v.fail(&[&key], format!("`{key}` ({}) must be at least 2: one token predicts the next", data.seq_len()));
     }
     let Some(mask) = data.loss_mask() else { return };
     if !(mask.system || mask.user || mask.assistant || mask.tool) {

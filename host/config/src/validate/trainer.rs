@@ -1,6 +1,6 @@
 //! Rules of `prl trainer`.
 
-use super::{clean_or_resume, model, scheduler};
+use super::{clean_or_resume, model, optim, scheduler};
 use crate::loaded::Validator;
 use crate::tables::TrainerRun;
 
@@ -18,6 +18,7 @@ pub(crate) fn trainer(config: &TrainerRun, v: &mut Validator<'_>) {
         v.fail(&["model.seq_len"], message);
     }
     model(&config.model, "", v);
+    optim(&config.optim, "", v);
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "ckpt.resume_step", v);

@@ -1,11 +1,12 @@
 //! What the tests share: files, a sandbox whose compiled code is made once, a pool, a played rollout.
 
 use prl_environment::{
-    EnvError, EnvFile, EnvTurn, Finish, Isolation, Limits, LogLine, Pool, PoolConfig, RolloutContext, Sandbox,
-    SandboxConfig, Session,
+    Completion, EnvError, EnvFile, EnvTurn, Finish, Isolation, Limits, LoadConfig, LogLine, LogSink, Pool, PoolConfig,
+    RolloutContext, Sandbox, SandboxConfig, Services, Session, StartError,
 };
 use prl_types::{Message, Role, Score, Task};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -36,8 +37,13 @@ pub fn sandbox() -> &'static Sandbox {
     &SANDBOX
 }
 
+/// Without grants.
+pub fn plain(limits: Limits) -> LoadConfig {
+    LoadConfig { limits, grants: Vec::new() }
+}
+
 pub async fn load(name: &str) -> EnvFile {
-    sandbox().load(&wasm(name), &limits()).await.expect("a committed environment loads")
+    sandbox().load(&wasm(name), &plain(limits())).await.expect("a committed environment loads")
 }
 
 /// Collects log lines.
@@ -49,6 +55,11 @@ impl Lines {
         std::mem::take(&mut self.0.lock().expect("no test panics with the lock"))
     }
 
+    pub fn sink(&self) -> LogSink {
+        let lines = self.clone();
+        Arc::new(move |line| lines.push(line))
+    }
+
     fn push(&self, line: LogLine) {
         self.0.lock().expect("no test panics with the lock").push(line);
     }
@@ -56,6 +67,7 @@ impl Lines {
 
 pub struct Setup {
     pub args: Value,
+    pub weights: BTreeMap<String, f64>,
     pub isolation: Isolation,
     pub workers: usize,
     pub max_rollouts: usize,
@@ -67,6 +79,7 @@ impl Default for Setup {
     fn default() -> Self {
         Setup {
             args: json!({}),
+            weights: BTreeMap::new(),
             isolation: Isolation::Rollout,
             workers: 4,
             max_rollouts: 64,
@@ -77,17 +90,18 @@ impl Default for Setup {
 }
 
 impl Setup {
-    pub async fn pool(self, name: &str) -> Result<Pool, EnvError> {
-        let file = load(name).await;
+    pub async fn pool(self, name: &str) -> Result<Pool, StartError> {
+        let file = sandbox().load(&wasm(name), &plain(self.limits)).await.expect("a committed environment loads");
         let lines = self.lines;
         let config = PoolConfig {
             name: name.into(),
             args: self.args,
+            weights: self.weights,
             workers: self.workers,
             max_rollouts: self.max_rollouts,
             isolation: self.isolation,
-            limits: self.limits,
-            log: Arc::new(move |line| lines.push(line)),
+            services: Services::default(),
+            log: lines.sink(),
         };
         Pool::start(&file, config).await
     }
@@ -101,8 +115,12 @@ pub fn says(text: &str) -> Message {
     Message::text(Role::Assistant, text)
 }
 
+pub fn completion(text: &str, finish: Finish) -> Completion {
+    Completion { message: says(text), finish, tokens: 3, context_left: Some(100), turns_left: None }
+}
+
 pub async fn step(session: &mut Session, text: &str) -> Result<EnvTurn, EnvError> {
-    session.step(&says(text), Finish::Stop, 3, Some(100)).await
+    session.step(completion(text, Finish::Stop)).await
 }
 
 /// A whole rollout with the same words in every turn.

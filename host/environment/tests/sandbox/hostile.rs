@@ -1,7 +1,9 @@
 //! Whatever a guest does is a value, and costs one rollout.
 
-use super::common::{Lines, Setup, context, limits, load, play, step};
-use prl_environment::{EnvError, Failure, GroupMember, GuestErrorCode, Isolation, Limits, LogLevel, Pool};
+use super::common::{Lines, Setup, context, limits, load, plain, play, sandbox, step, wasm};
+use prl_environment::{
+    EnvError, Failure, GroupMember, GuestErrorCode, Isolation, Limits, LogLevel, Pool, RolloutContext,
+};
 use prl_types::ErrorKind;
 use serde_json::json;
 use std::time::Duration;
@@ -78,17 +80,35 @@ async fn what_it_hands_over_is_bounded_and_checked() {
     }
     for (act, at, words) in [
         ("nan", 3, "reward of `turn` is NaN"),
+        ("inf", 3, "reward of `turn` is -inf"),
+        ("large", 3, "reward of `turn` is 1e308; values must be finite and at most 1e9 in magnitude"),
+        ("nan", 2, "it gives a reward before the first turn"),
         ("nan", 4, "reward component `turns` is inf"),
+        ("inf", 4, "reward component `turns` is -inf"),
+        ("large", 4, "reward component `turns` is 1e308"),
         ("undeclared", 3, "metric `surprise` is not in its description"),
         ("undeclared", 4, "reward component `surprise` is not in its description"),
+        ("twice", 3, "metric `calls` is there twice"),
+        ("twice", 4, "reward component `turns` is there twice"),
         ("image", 0, "a user message holds a part of kind `other`; this prl handles text only"),
         ("image", 2, "a user message holds a part of kind `other`; this prl handles text only"),
         ("bad-json", 0, "the task's payload is not JSON"),
-        ("bad-json", 3, "the sampling hints is not JSON"),
+        ("bad-json", 3, "there is no sampling hint `temperature`; there are `max_tokens` and `stop`"),
         ("bad-json", 4, "the score's info is not JSON"),
+        ("silent", 3, "it neither stops nor says anything"),
+        ("tools", 0, "it offers tools, which its features do not say"),
+        ("tools", 3, "it offers tools, which its features do not say"),
+        ("tool-id", 2, "a tool result answers call `call_99`, which the last turn does not hold"),
+        ("tool-id", 3, "a tool result answers call `call_99`, which the last turn does not hold"),
     ] {
         let error = provoke(&pool, act, at).await;
         assert!(matches!(&error.failure, Failure::Invalid(reason) if reason.contains(words)), "{error}");
+    }
+    for (act, words) in [("utf8", "invalid utf-8"), ("gigabyte", "out of bounds")] {
+        for at in [0, 2, 3] {
+            let error = provoke(&pool, act, at).await;
+            assert!(matches!(&error.failure, Failure::Trap { reason, .. } if reason.contains(words)), "{error}");
+        }
     }
     still_works(&pool).await;
 }
@@ -116,8 +136,8 @@ async fn a_bad_start_is_told_at_once() {
         let error = setup.pool("misbehave").await.err().expect("the start fails").to_string();
         assert!(error.contains(words), "{error}");
     }
-    let tiny = Limits { memory_bytes: 1 << 16, ..limits() };
-    let error = Setup { limits: tiny, ..Setup::default() }.pool("misbehave").await.err().unwrap().to_string();
+    let tiny = plain(Limits { memory_bytes: 1 << 16, ..limits() });
+    let error = sandbox().load(&wasm("misbehave"), &tiny).await.err().unwrap().to_string();
     assert!(error.contains("in `instantiate`: out of memory"), "{error}");
 }
 
@@ -219,7 +239,84 @@ async fn groups_are_scored_as_a_whole() {
         messages: vec![super::common::says("x"); n as usize],
         truncated: None,
         score: prl_types::Score::default(),
+        reward: 0.0,
     };
     let scores = pool.score_group(&task, &[member(2), member(0), member(5)]).await.unwrap();
     assert_eq!(scores.iter().map(prl_types::Score::total).collect::<Vec<_>>(), [2.0, 0.0, 5.0]);
+}
+
+/// One in a hundred crashes at random, one never ends: all others complete, and the counts add up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_rollouts_with_random_crashes_and_an_endless_one() {
+    const ROLLOUTS: u32 = 1000;
+    let limits = Limits { call_timeout: Duration::from_secs(2), ..limits() };
+    let pool = Setup { limits, max_rollouts: 100, ..Setup::default() }.pool("misbehave").await.unwrap();
+    let sometimes = pool.task("sometimes", 3, 1).await.unwrap();
+    let endless = pool.task("loop", 3, 1).await.unwrap();
+    let all: Vec<_> = (0..ROLLOUTS)
+        .map(|n| {
+            let (pool, task) = (pool.clone(), if n == 500 { endless.clone() } else { sometimes.clone() });
+            tokio::spawn(async move {
+                let context = RolloutContext { seed: u64::from(n), ..context(n) };
+                let mut session = pool.open(&task, context).await?;
+                session.start().await?;
+                while step(&mut session, "hello").await?.stop.is_none() {}
+                session.score(None).await
+            })
+        })
+        .collect();
+    let (mut finished, mut crashed, mut late) = (0, 0, 0);
+    for done in all {
+        match done.await.unwrap().map_err(|error| error.failure) {
+            Ok(score) => {
+                assert_eq!(score.total(), 3.0);
+                finished += 1;
+            }
+            Err(Failure::Trap { said, .. }) => {
+                assert!(said.is_some_and(|said| said.contains("one in a hundred")));
+                crashed += 1;
+            }
+            Err(Failure::CallTimeout { .. }) => late += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!((finished + crashed + late, late), (ROLLOUTS, 1));
+    assert!((1..40).contains(&crashed), "{crashed} crashed");
+    let stats = pool.stats();
+    assert_eq!((stats.opened, stats.live), (u64::from(ROLLOUTS), 0));
+    assert_eq!((stats.failed, stats.ended), (u64::from(crashed + late), u64::from(crashed + late)));
+}
+
+/// KiB of memory that the process holds by itself.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+async fn episodes(count: u32) {
+    let pool = Setup { max_rollouts: 8, ..Setup::default() }.pool("misbehave").await.unwrap();
+    let (good, bad) = (pool.task("honest", 5, 1).await.unwrap(), pool.task("panic", 4, 1).await.unwrap());
+    let mut after_some = 0;
+    for n in 0..count {
+        if n == count / 10 {
+            after_some = resident();
+        }
+        let task = if n % 50 == 0 { &bad } else { &good };
+        let played = play(&pool, task, n, "hello").await;
+        assert_eq!(played.is_err(), n % 50 == 0);
+    }
+    let grown = resident().saturating_sub(after_some);
+    assert!(grown < 16 << 10, "{grown} KiB more after {count} episodes than after {}", count / 10);
+}
+
+#[tokio::test]
+async fn memory_stays_flat_over_many_episodes() {
+    episodes(5_000).await;
+}
+
+#[tokio::test]
+#[ignore = "takes ten seconds; the test before it is its short form"]
+async fn memory_stays_flat_over_a_hundred_thousand_episodes() {
+    episodes(100_000).await;
 }

@@ -1,6 +1,6 @@
 //! The honest environment, through the whole host.
 
-use super::common::{Setup, context, load, play, says, step, wasm};
+use super::common::{Setup, completion, context, load, play, step, wasm};
 use prl_environment::{EnvFeatures, Failure, Finish, GuestErrorCode, Isolation};
 use prl_types::Role;
 use serde_json::{Value, json};
@@ -9,15 +9,16 @@ use serde_json::{Value, json};
 async fn describes_itself() {
     let file = load("reverse-text").await;
     let info = file.info();
-    assert_eq!((info.name.as_str(), info.components.as_slice()), ("reverse-text", &["reverse_text".to_owned()][..]));
+    assert_eq!((info.name.as_str(), info.metrics.as_slice()), ("reverse-text", &["format".to_owned()][..]));
+    assert_eq!((info.components[0].name.as_str(), info.components[0].weight), ("reverse_text", 1.0));
     assert_eq!(
         info.splits.iter().map(|s| (s.name.as_str(), s.size)).collect::<Vec<_>>(),
         [("train", None), ("eval", Some(256))]
     );
-    assert_eq!(info.features, EnvFeatures { procedural: true, deterministic: true, ..EnvFeatures::default() });
+    assert_eq!(info.features, EnvFeatures { deterministic: true, ..EnvFeatures::default() });
     assert_eq!(file.imports(), ["prl:env/log@0.1.0", "prl:env/types@0.1.0"], "and nothing of WASI");
     assert_eq!((file.contract_version(), file.sha256().len()), ("0.1.0", 64));
-    assert!(file.bytes() < 200_000, "{} bytes", file.bytes());
+    assert!(file.bytes() < 250_000, "{} bytes", file.bytes());
     assert_eq!(file.path(), wasm("reverse-text"));
 }
 
@@ -45,7 +46,7 @@ async fn tasks_and_rewards_cross_the_border() {
 
         let mut cut = pool.open(&task, context(3)).await.unwrap();
         assert_eq!(cut.start().await.unwrap().stop, None);
-        let turn = cut.step(&says("<reversed_text>cut"), Finish::Length, 128, Some(0)).await.unwrap();
+        let turn = cut.step(completion("<reversed_text>cut", Finish::Length)).await.unwrap();
         assert_eq!(turn.stop.map(|stop| (stop.truncated, stop.reason)), Some((false, "answered".into())));
         assert_eq!(cut.score(Some("max_completion_tokens")).await.unwrap().total(), 0.0);
         let stats = pool.stats();
@@ -60,10 +61,7 @@ async fn bad_requests_are_typed_errors() {
     assert!(unknown.to_string().contains("there is no split `test`, only `train`, `eval`"), "{unknown}");
     let beyond = pool.task("eval", 256, 0).await.unwrap_err();
     assert!(beyond.to_string().contains("split `eval` has 256 tasks"), "{beyond}");
-    let mut task = pool.task("train", 0, 0).await.unwrap();
-    task.answer = None;
-    let foreign = pool.open(&task, context(0)).await.err().unwrap();
-    assert!(matches!(foreign.failure, Failure::Guest { code: GuestErrorCode::InvalidTask, .. }), "{foreign}");
+    let task = pool.task("train", 0, 0).await.unwrap();
     assert_eq!(pool.score_group(&task, &[]).await.unwrap_err().call, "score-group");
 
     // A call out of order is the guest's to refuse, and ends only that rollout.
@@ -74,12 +72,32 @@ async fn bad_requests_are_typed_errors() {
     assert!(matches!(twice.failure, Failure::Guest { code: GuestErrorCode::InvalidState, .. }), "{twice}");
     assert_eq!(session.score(None).await.unwrap_err().failure, Failure::Over);
 
-    let args = json!({ "min_char": 3 });
-    let refused = Setup { args, ..Setup::default() }.pool("reverse-text").await.err().unwrap();
-    let text = refused.to_string();
-    assert!(
-        text.starts_with("environment `reverse-text` (worker 0) in `configure`: invalid config: unknown"),
-        "{text}"
+    // Arguments are checked before the environment sees them; what a schema cannot say, it says itself.
+    for (args, words) in [
+        (json!({ "min_char": 3 }), "environment `reverse-text`: `args.min_char` is not an argument; there are `"),
+        (json!({ "max_chars": 99 }), "environment `reverse-text`: `args.max_chars` is 99; it must be at most 39"),
+        (
+            json!({ "min_chars": 30 }),
+            "environment `reverse-text` (worker 0) in `configure`: invalid config: min_chars = 30 must not be more than",
+        ),
+    ] {
+        let refused = Setup { args, ..Setup::default() }.pool("reverse-text").await.err().unwrap().to_string();
+        assert!(refused.starts_with(words), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn weights_are_the_runs() {
+    let weights = |name: &str, weight: f64| std::iter::once((name.to_owned(), weight)).collect();
+    let pool = Setup { weights: weights("reverse_text", 0.25), ..Setup::default() }.pool("reverse-text").await.unwrap();
+    assert_eq!(pool.info().components[0].weight, 0.25);
+    let task = pool.task("train", 3, 9).await.unwrap();
+    let score = play(&pool, &task, 0, task.payload["demonstration"].as_str().unwrap()).await.unwrap();
+    assert_eq!((score.components[0].value, score.total()), (1.0, 0.25));
+    let refused = Setup { weights: weights("format", 1.0), ..Setup::default() }.pool("reverse-text").await.err();
+    assert_eq!(
+        refused.unwrap().to_string(),
+        "environment `reverse-text`: `weights.format`: there is no reward component `format`; there are `reverse_text`"
     );
 }
 

@@ -3,12 +3,13 @@
 //! Owns the sources, the compiler's options and the cache's file names. Must not know what kernels do or launch them.
 
 use std::ffi::{CString, c_char};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::{result as nvrtc, sys};
 use sha2::{Digest, Sha256};
 
 use super::CudaError;
+use crate::libraries;
 
 /// What a source's kernels store activations as.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -79,23 +80,43 @@ impl Source {
     }
 }
 
+/// Machine code of a source.
+pub(super) struct Code {
+    /// An ELF file.
+    pub bytes: Vec<u8>,
+    /// Whether it comes from the cache.
+    pub cached: bool,
+}
+
 /// Machine code of a source for `arch` (such as `sm_90`), from the cache's folder if it is there.
-pub(super) fn cubin(source: Source, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, CudaError> {
-    let (text, options) = (source.text(), source.options(arch));
-    let file = cache.map(|dir| dir.join(format!("{}.cubin", key(&text, &options))));
-    if let Some(bytes) = file.as_ref().and_then(|f| std::fs::read(f).ok()).filter(|b| b.starts_with(b"\x7fELF")) {
-        return Ok(bytes);
+pub(super) fn cubin(source: Source, arch: &str, cache: Option<&Path>) -> Result<Code, CudaError> {
+    match cache.and_then(|dir| stored(&file(dir, source, arch))) {
+        Some(bytes) => Ok(Code { bytes, cached: true }),
+        None => fresh_cubin(source, arch, cache).map(|bytes| Code { bytes, cached: false }),
     }
-    // SAFETY: only looks for the library.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::Missing { library: "libnvrtc.so", package: "the CUDA toolkit's NVRTC" });
-    }
-    let bytes = compile(&text, &options, arch)?;
-    if let Some(file) = file {
+}
+
+/// The same, compiled now whatever the cache holds, which holds it afterwards.
+pub(super) fn fresh_cubin(source: Source, arch: &str, cache: Option<&Path>) -> Result<Vec<u8>, CudaError> {
+    libraries::nvrtc(None)?;
+    let bytes = compile(&source.text(), &source.options(arch), arch)?;
+    if let Some(dir) = cache {
         // The cache only saves time: a folder that cannot be written costs a compilation at the next start.
-        let _ = store(&file, &bytes);
+        let _ = store(&file(dir, source, arch), &bytes);
     }
     Ok(bytes)
+}
+
+/// A source's place in the cache.
+fn file(dir: &Path, source: Source, arch: &str) -> PathBuf {
+    dir.join(format!("{}.cubin", key(&source.text(), &source.options(arch))))
+}
+
+/// The contents of a file of [`store`], if they are what was written there: machine code is not checked by those who load it.
+fn stored(file: &Path) -> Option<Vec<u8>> {
+    let mut bytes = std::fs::read(file).ok()?;
+    let seal = bytes.split_off(bytes.len().checked_sub(SEAL_BYTES)?);
+    (bytes.starts_with(b"\x7fELF") && Sha256::digest(&bytes)[..] == seal[..]).then_some(bytes)
 }
 
 fn key(text: &str, options: &[String]) -> String {
@@ -108,13 +129,16 @@ fn key(text: &str, options: &[String]) -> String {
     hash.finalize().iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
+/// Bytes of the hash at a file's end.
+const SEAL_BYTES: usize = 32;
+
 /// Writes whole or not at all, so that a reader never sees half a file.
 fn store(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
     if let Some(dir) = file.parent() {
         std::fs::create_dir_all(dir)?;
     }
     let part = file.with_extension(format!("part{}", std::process::id()));
-    std::fs::write(&part, bytes)?;
+    std::fs::write(&part, [bytes, &Sha256::digest(bytes)[..]].concat())?;
     std::fs::rename(&part, file)
 }
 
@@ -152,6 +176,33 @@ unsafe fn read_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, nvrtc::Nvrtc
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_read_back_is_what_was_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = file(&dir.path().join("new"), Source::Draw, "sm_90");
+        assert_eq!(stored(&file), None);
+        let code = b"\x7fELF and so on".to_vec();
+        store(&file, &code).unwrap();
+        assert_eq!(stored(&file), Some(code.clone()));
+        let whole = std::fs::read(&file).unwrap();
+        for damaged in [
+            &b""[..],
+            b"\x7fELF",
+            b"\x7fELF garbage that is longer than a hash is, for certain",
+            &whole[..whole.len() - 1],
+        ] {
+            std::fs::write(&file, damaged).unwrap();
+            assert_eq!(stored(&file), None);
+        }
+        let mut flipped = whole.clone();
+        flipped[6] ^= 1;
+        std::fs::write(&file, flipped).unwrap();
+        assert_eq!(stored(&file), None);
+        // It is compiled again and replaced.
+        store(&file, &code).unwrap();
+        assert_eq!(stored(&file), Some(code));
+    }
 
     #[test]
     fn the_key_names_text_and_options() {

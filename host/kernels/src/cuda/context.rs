@@ -13,12 +13,13 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use rayon::prelude::*;
 
-use super::compile::{Precision, Source, cubin};
+use super::compile::{Code, Precision, Source, cubin, fresh_cubin};
 use super::element::bf16;
 use super::element::private::Sealed as _;
 use super::gemm::Products;
 use super::trace::Trace;
 use super::{CudaError, check};
+use crate::libraries::{self, LibraryError};
 
 /// A buffer that an operation reads.
 pub type In<'a, T> = &'a dyn DevicePtr<T>;
@@ -63,12 +64,14 @@ impl Context {
     /// Opens a GPU by its ordinal. `cache` is a folder for compiled kernels; without it they are compiled at each start.
     ///
     /// # Errors
-    /// If the driver or cuBLASLt is missing, or there is no such GPU.
+    /// If the driver or cuBLASLt is missing or no such library, or there is no such GPU.
     pub fn new(ordinal: usize, cache: Option<&Path>) -> Result<Self, CudaError> {
-        // SAFETY: only looks for the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::Missing { library: "libcuda.so.1", package: "NVIDIA's driver" });
+        let driver_found = libraries::driver()?;
+        let count = driver_found.gpus.clone()?.len();
+        if ordinal >= count {
+            return Err(LibraryError::NoSuchGpu { index: ordinal, count }.into());
         }
+        libraries::cublas_lt(Some(&driver_found))?;
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
         let device = i32::try_from(ordinal).map_err(|_| DriverError(sys::CUresult::CUDA_ERROR_INVALID_DEVICE));
         let device = device.and_then(result::device::get).map_err(driver("opening the GPU"))?;
@@ -200,7 +203,7 @@ impl Context {
             sources.retain(|s| !loaded.contains_key(s));
         }
         let compile = |s: &Source| cubin(*s, &self.arch, self.cache.as_deref());
-        let codes: Vec<Result<Vec<u8>, CudaError>> = sources.par_iter().map(compile).collect();
+        let codes: Vec<Result<Code, CudaError>> = sources.par_iter().map(compile).collect();
         for (source, code) in sources.into_iter().zip(codes) {
             self.module(source, || code)?;
         }
@@ -211,13 +214,20 @@ impl Context {
     fn module(
         &self,
         source: Source,
-        code: impl FnOnce() -> Result<Vec<u8>, CudaError>,
+        code: impl FnOnce() -> Result<Code, CudaError>,
     ) -> Result<Arc<CudaModule>, CudaError> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(m) = modules.get(&source) {
             return Ok(m.clone());
         }
-        let m = self.context.load_module(Ptx::from_binary(code()?)).map_err(driver("loading kernels"))?;
+        let load = |bytes| self.context.load_module(Ptx::from_binary(bytes));
+        let Code { bytes, cached } = code()?;
+        let m = match load(bytes) {
+            // The file was damaged, or made by a compiler that this driver is too old for.
+            Err(_) if cached => load(fresh_cubin(source, &self.arch, self.cache.as_deref())?),
+            loaded => loaded,
+        };
+        let m = m.map_err(driver("loading kernels"))?;
         modules.insert(source, m.clone());
         Ok(m)
     }

@@ -111,10 +111,6 @@ fn blas(what: impl Into<String>) -> impl FnOnce(lt::CublasError) -> CudaError {
 
 impl Products {
     pub fn new(stream: &Arc<CudaStream>) -> Result<Self, CudaError> {
-        // SAFETY: only looks for the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::Missing { library: "libcublasLt.so", package: "the CUDA toolkit's cuBLAS" });
-        }
         // SAFETY: scratch memory; cuBLASLt writes before it reads.
         let workspace = unsafe { stream.alloc(WORKSPACE_BYTES) }.map_err(driver("allocating cuBLASLt's workspace"))?;
         let handle = lt::create_handle().map_err(blas("opening cuBLASLt"))?;

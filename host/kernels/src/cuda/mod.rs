@@ -41,19 +41,16 @@ pub use step::{AdamStep, HeadRows};
 pub use tiles::Tiles;
 pub use trace::Traced;
 
+use crate::libraries::LibraryError;
+
 /// Why an operation on the GPU could not be done.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// A library of the driver or toolkit is not on this machine.
-    #[error("{library} was not found; install {package} or put its folder on the library path")]
-    Missing {
-        /// The library's file name.
-        library: &'static str,
-        /// What brings it.
-        package: &'static str,
-    },
+    /// A library of the driver or toolkit, or the GPU, is not there or cannot be used.
+    #[error("{0}; {remedy}", remedy = .0.remedy())]
+    Library(#[from] LibraryError),
     /// The driver refused something, now or in an operation before.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", driver_text(source))]
     Driver {
         /// What was being done.
         what: &'static str,
@@ -101,6 +98,15 @@ pub enum CudaError {
         /// What does not fit.
         what: String,
     },
+}
+
+/// The driver's name for an error and its text.
+fn driver_text(error: &cudarc::driver::DriverError) -> String {
+    let read = |text: Result<&std::ffi::CStr, _>| text.ok().map(|t: &std::ffi::CStr| t.to_string_lossy().into_owned());
+    match (read(error.error_name()), read(error.error_string())) {
+        (Some(name), Some(text)) => format!("{text} ({name})"),
+        _ => format!("{error:?}"),
+    }
 }
 
 fn gib(bytes: usize) -> f64 {

@@ -3,6 +3,7 @@
 
 use super::{Action, Machine};
 use crate::rollout::{Plan, fail};
+use crate::scoring::Verdict;
 use crate::seed::{derive, fnv1a};
 use crate::tasks::task_seed;
 use crate::{Error, Finished, Purpose};
@@ -195,13 +196,41 @@ impl Machine {
         self.check_first(key)?;
         match key.purpose {
             Purpose::Train => self.arrived.push_back(key.seq),
-            Purpose::Eval => {
-                if let (Some(group), Some(run)) = (self.groups.remove(&key), self.evals.front_mut()) {
-                    run.take(group.env, group.end(""));
+            Purpose::Eval => match self.groups.get(&key) {
+                Some(group) if self.eval_grouped[group.env] => self.eval_complete.push(key),
+                _ => self.end_eval_group(key),
+            },
+        }
+        Ok(())
+    }
+
+    fn end_eval_group(&mut self, key: GroupKey) {
+        if let (Some(group), Some(run)) = (self.groups.remove(&key), self.evals.front_mut()) {
+            run.take(group.env, group.end(""));
+        }
+    }
+
+    /// Has complete groups of evaluations scored by their environments; until then they stay as they are.
+    pub(super) fn score_evals(&mut self, out: &mut Vec<Action>) {
+        for key in std::mem::take(&mut self.eval_complete) {
+            let Some(group) = self.groups.get(&key) else { continue };
+            let members = group.members.iter().filter_map(|member| match member {
+                Member::Done(finished) => Some(finished.as_ref().clone()),
+                _ => None,
+            });
+            out.push(Action::ScoreEval { key, env: group.env, members: Arc::new(members.collect()) });
+        }
+    }
+
+    pub(super) fn on_eval_scored(&mut self, key: GroupKey, verdicts: Vec<Verdict>) {
+        if let Some(group) = self.groups.get_mut(&key) {
+            for (member, verdict) in group.members.iter_mut().zip(verdicts) {
+                if let Member::Done(finished) = member {
+                    verdict.apply(&mut finished.rollout);
                 }
             }
         }
-        Ok(())
+        self.end_eval_group(key);
     }
 
     /// An environment whose first group fails before any turn will not do better later.

@@ -56,6 +56,20 @@ fn a_backend_that_goes_away_ends_the_run() {
 }
 
 #[test]
+fn one_bad_environment_among_several_ends_the_run() {
+    let bad = Script {
+        fault: Arc::new(|task, request| (task.env == "b" && request.is_some()).then_some(Fault::Score)),
+        ..Script::default()
+    };
+    let mut s = Settings { max_error_rate: 0.5, post_batch_filters: vec![], ..settings(500, 8, 4) };
+    s.train = vec![TrainEnv { ratio: 9.0, ..train_env("a", 4) }, train_env("b", 4)];
+    let (error, world) = fails(bad, s);
+    assert!(matches!(&error, Error::ErrorRate { env, window: 32, errors: 32, .. } if env == "b"), "{error}");
+    assert!(error.to_string().contains("of the last 32 rollouts of environment `b` failed"), "{error}");
+    assert!(world.log.lock().unwrap().trained.len() > 10);
+}
+
+#[test]
 fn an_empty_batch_is_a_step_without_tokens_and_ten_in_a_row_end_the_run() {
     let solved = || Script { reward: Arc::new(|_, _| 1.0), ..Script::default() };
     let world = World::new(0, 0, solved());

@@ -46,6 +46,8 @@ pub struct World {
     pub max_live: AtomicUsize,
     pub opened: Mutex<BTreeSet<(Purpose, Step, String, RolloutId)>>,
     pub log: Mutex<Log>,
+    /// Stop texts that turns were sampled with.
+    pub stops: Mutex<BTreeSet<Vec<String>>>,
     pub script: Script,
 }
 
@@ -72,6 +74,7 @@ pub struct Script {
     pub fault: Arc<dyn Fn(&Task, Option<&OpenRequest>) -> Option<Fault> + Send + Sync>,
     pub reward: Arc<dyn Fn(&str, &OpenRequest) -> f64 + Send + Sync>,
     pub replies: Arc<dyn Fn(u64) -> String + Send + Sync>,
+    pub hints: Hints,
     pub sampled_tokens: usize,
     pub train_fails_at: Step,
 }
@@ -87,6 +90,7 @@ impl Default for Script {
             fault: Arc::new(|_, _| None),
             reward: Arc::new(|text, _| (text.bytes().map(u64::from).sum::<u64>() % 3) as f64 / 2.0),
             replies: Arc::new(|turn| format!("reply {turn}")),
+            hints: Hints::default(),
             sampled_tokens: 6,
             train_fails_at: 0,
         }
@@ -159,6 +163,7 @@ impl World {
             max_live: AtomicUsize::new(0),
             opened: Mutex::default(),
             log: Mutex::default(),
+            stops: Mutex::default(),
             script,
         })
     }
@@ -222,6 +227,7 @@ pub fn train_env(name: &str, group_size: u32) -> TrainEnv {
         group_size,
         sampling: Sampling::default(),
         max_turns: None,
+        timeout: None,
     }
 }
 
@@ -234,6 +240,7 @@ pub fn eval_env(name: &str, interval: u64) -> EvalEnv {
         interval,
         sampling: Sampling::default(),
         max_turns: None,
+        timeout: None,
     }
 }
 
@@ -255,6 +262,7 @@ impl Policy for FakePolicy {
     fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
         async move {
             let world = &self.0;
+            world.stops.lock().unwrap().insert(request.sampling.stop.clone());
             let first = world.visible.load(SeqCst);
             world.delays.pause().await;
             let last = world.visible.load(SeqCst);
@@ -406,7 +414,8 @@ impl Session for FakeSession {
             }
             let messages = vec![Message::text(Role::User, (self.world.script.replies)(self.turn))];
             let metrics = vec![Metric { name: "replies".into(), value: 1.0 }];
-            Ok(EnvTurn { messages, reward: Some(0.25), metrics, ..EnvTurn::default() })
+            let sampling = self.world.script.hints.clone();
+            Ok(EnvTurn { messages, reward: Some(0.25), metrics, sampling, ..EnvTurn::default() })
         }
         .boxed()
     }

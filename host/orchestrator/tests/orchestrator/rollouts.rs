@@ -4,6 +4,7 @@ use crate::fakes::*;
 use prl_orchestrator::*;
 use prl_types::*;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The rollouts of a one-step run.
 fn rollouts(script: Script, change: impl Fn(&mut Settings)) -> Vec<Rollout> {
@@ -76,6 +77,39 @@ fn cut_off_rollouts_are_scored_and_say_why() {
     let long_reply = Script { turns: 3, replies: Arc::new(|_| "x".repeat(500)), ..Script::default() };
     let overflow = reasons(long_reply, |s| s.seq_len = 60);
     assert!(overflow.iter().all(|r| *r == ("context".to_owned(), 1, true)), "{overflow:?}");
+    // The second turn is never sampled to its end.
+    let endless = Script { turns: 3, replies: Arc::new(|_| "\u{138a}".into()), ..Script::default() };
+    let late = reasons(endless, |s| s.train[0].timeout = Some(Duration::from_secs(60)));
+    assert!(late.iter().all(|r| *r == ("timeout".to_owned(), 1, true)), "{late:?}");
+}
+
+#[test]
+fn a_rollout_that_is_late_before_its_first_turn_has_nothing_to_score() {
+    let hangs = Script { fault: Arc::new(|_, request| request.map(|_| Fault::Hang)), ..Script::default() };
+    let world = World::new(0, 0, hangs);
+    let mut s = settings(1, 4, 4);
+    s.train[0].timeout = Some(Duration::from_secs(60));
+    block_on(world.run(s)).unwrap_err();
+    let log = world.log.lock().unwrap();
+    let error = log.rollouts[0].2.error.as_ref().unwrap();
+    assert_eq!(error.kind, ErrorKind::EmptyTrajectory);
+    assert_eq!(error.message, "the rollout was cut off (timeout) before the first turn");
+}
+
+#[test]
+fn hints_hold_for_the_next_turn_beside_the_settings() {
+    let hints = Hints { max_tokens: Some(3), stop: vec!["</end>".into()] };
+    let world = World::new(0, 0, Script { turns: 3, hints: hints.clone(), ..Script::default() });
+    let mut s = settings(1, 4, 4);
+    s.train[0].sampling.stop = vec!["\n".into()];
+    block_on(world.run(s)).unwrap();
+    let log = world.log.lock().unwrap();
+    for (_, _, rollout) in &log.rollouts {
+        assert_eq!(rollout.turns.iter().map(|turn| turn.tokens).collect::<Vec<_>>(), [7, 3]);
+        assert_eq!(rollout.truncation.as_ref().unwrap().reason, "max_completion_tokens");
+    }
+    let stops: Vec<Vec<String>> = world.stops.lock().unwrap().iter().cloned().collect();
+    assert_eq!(stops, [vec!["\n".to_owned()], vec!["\n".into(), "</end>".into()]]);
 }
 
 #[test]
@@ -137,4 +171,30 @@ fn group_scores_replace_single_ones() {
     assert_eq!(all.iter().map(|r| r.reward).collect::<Vec<_>>(), [0.25, 1.25, 2.25, 3.25]);
     let advantage = all[3].streams[0].advantages.as_ref().unwrap()[0];
     assert_eq!(advantage, 1.5);
+}
+
+#[test]
+fn groups_are_scored_without_their_failed_members_and_in_evaluation_too() {
+    let script = Script {
+        turns: 2,
+        group_scoring: true,
+        fault: Arc::new(|_, request| request.filter(|r| r.id.member == 1).map(|_| Fault::Step)),
+        ..Script::default()
+    };
+    let world = World::new(0, 5, script);
+    let mut s = Settings { post_batch_filters: vec![], ..settings(1, 3, 4) };
+    s.eval = vec![EvalEnv { group_size: 3, ..eval_env("e", 1) }];
+    block_on(world.run(s)).unwrap();
+    world.check_accounting();
+    let log = world.log.lock().unwrap();
+    let rewards = |rollouts: Vec<&Rollout>| -> Vec<f64> {
+        rollouts.into_iter().filter(|r| r.error.is_none()).map(|r| r.reward).collect()
+    };
+    let train = log.rollouts.iter().filter(|(purpose, ..)| *purpose == Purpose::Train).map(|(_, _, r)| r);
+    assert_eq!(rewards(train.collect()), [0.25, 1.25, 2.25]);
+    for (eval, metrics) in &log.evals {
+        let of_all: Vec<f64> = rewards(eval.rollouts.iter().collect());
+        assert_eq!(of_all, [0.25, 1.25].repeat(3), "two members of each of three groups");
+        assert_eq!(metrics["eval/e/avg@3"], 0.75);
+    }
 }

@@ -1,0 +1,261 @@
+//! `prl env build`: a folder becomes a component. Owns which toolchain is taken and what is said when one is missing; the
+//! compilers are cargo's and `prl_env.build`'s business.
+
+use super::open::{Opened, Purpose};
+use super::{Build, new, open};
+use crate::failure::{Failure, input, run as running};
+use crate::logging;
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use wit_component::ComponentEncoder;
+
+const TRIPLE: &str = "wasm32-unknown-unknown";
+/// Where a Debian-like system keeps the compiler that comes with sources of the WASM standard library.
+const SYSTEM_CARGO: &str = "/usr/bin/cargo";
+const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
+/// Small code, and the same whatever the package's own profile says.
+const PROFILE: [(&str, &str); 5] = [
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s"),
+    ("CARGO_PROFILE_RELEASE_LTO", "true"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+    ("CARGO_PROFILE_RELEASE_PANIC", "abort"),
+    ("CARGO_PROFILE_RELEASE_STRIP", "true"),
+];
+
+/// Runs the command.
+pub fn run(asked: &Build) -> Result<u8, Failure> {
+    let dir = &asked.dir;
+    if !dir.exists() {
+        return Err(Failure::input(format_args!("there is no `{}`", dir.display())));
+    }
+    let is_python_file = dir.extension().is_some_and(|extension| extension == "py");
+    let out = if !is_python_file && dir.join("Cargo.toml").is_file() {
+        rust(dir, asked.output.as_deref())?
+    } else if is_python_file || is_python(dir) {
+        let whole = dir.canonicalize().map_err(input(format_args!("`{}`", dir.display())))?;
+        let name = whole.file_stem().unwrap_or_default().to_string_lossy().into_owned() + ".wasm";
+        let beside = if is_python_file { dir.parent().unwrap_or(Path::new("")).join(&name) } else { dir.join(&name) };
+        let out = asked.output.clone().unwrap_or(beside);
+        let (from, to) = (dir.display().to_string(), out.display().to_string());
+        python(new::sdk(None).ok().as_deref(), &["-m", "prl_env.build", &from, "-o", &to])?;
+        out
+    } else {
+        return Err(Failure::input(format_args!(
+            "`{}` is no environment's folder: it has neither a Cargo.toml nor a Python module; `prl env new` writes one",
+            dir.display()
+        )));
+    };
+    let built = open::Asked::plain(&out.display().to_string());
+    open::block_on(async {
+        let file = Opened::load(&built, Purpose::Look).await?.file;
+        let info = file.info();
+        logging::print(&format!(
+            "{}: {} {}, {} bytes, sha256:{}",
+            out.display(),
+            info.name,
+            info.version,
+            file.bytes(),
+            file.sha256()
+        ))
+    })
+}
+
+fn is_python(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    dir.join("pyproject.toml").is_file()
+        || entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|extension| extension == "py"))
+}
+
+/// Runs Python with the SDK on its path, if it is known; `PRL_PYTHON` names the interpreter.
+///
+/// # Errors
+/// No interpreter, no SDK, or what it says.
+pub fn python(sdk: Option<&Path>, words: &[&str]) -> Result<(), Failure> {
+    let program = std::env::var_os("PRL_PYTHON").filter(|v| !v.is_empty()).unwrap_or_else(|| "python3".into());
+    let shown = program.to_string_lossy().into_owned();
+    let mut command = Command::new(&program);
+    command.args(words).stdin(Stdio::null());
+    if let Some(sources) = sdk.map(|sdk| sdk.join("python/src")).filter(|sources| sources.is_dir()) {
+        let mut paths = vec![sources];
+        paths.extend(std::env::split_paths(&std::env::var_os("PYTHONPATH").unwrap_or_default()));
+        command.env("PYTHONPATH", std::env::join_paths(paths).map_err(running("PYTHONPATH"))?);
+    }
+    let done = command.output().map_err(|error| {
+        Failure::input(format_args!(
+            "cannot start `{shown}` ({error}); install Python 3.11 or newer, or name one in PRL_PYTHON"
+        ))
+    })?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    if said.contains("No module named prl_env") || said.contains("No module named 'prl_env'") {
+        return Err(Failure::input(format_args!(
+            "`{shown}` has no module prl_env; run `pip install` with prl's folder sdk/python, or start prl where its sources are"
+        )));
+    }
+    let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it failed without a word");
+    Err(Failure::input(format_args!("{}", line.trim_start_matches("error: "))))
+}
+
+/// Compiles the package in `dir` and wraps the module into a component.
+fn rust(dir: &Path, output: Option<&Path>) -> Result<PathBuf, Failure> {
+    let package = Package::read(dir)?;
+    let toolchain = Toolchain::find(dir)?;
+    let target = package.target.join("wasm");
+    let mut command = toolchain.command();
+    command
+        .args(["rustc", "--release", "--target", TRIPLE, "--lib", "--crate-type", "cdylib"])
+        .current_dir(dir)
+        .env("CARGO_TARGET_DIR", &target)
+        .env("RUSTFLAGS", remap(&package.root))
+        .envs(PROFILE)
+        .stdin(Stdio::null());
+    let status = command.status().map_err(running("cannot start cargo"))?;
+    if !status.success() {
+        return Err(Failure::input(format_args!("`{}` does not compile for {TRIPLE}", dir.display())));
+    }
+    let module = target.join(TRIPLE).join("release").join(format!("{}.wasm", package.library));
+    let bytes = std::fs::read(&module).map_err(running(format_args!("`{}`", module.display())))?;
+    let encode = || ComponentEncoder::default().validate(true).module(&bytes)?.encode();
+    let component = encode().map_err(|error| {
+        let reason = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
+        let advice = "does the library depend on prl-env and call `prl_env::export!`?";
+        Failure::input(format_args!("`{}` makes no component ({reason}); {advice}", dir.display()))
+    })?;
+    let out = output.map_or_else(|| dir.join(format!("{}.wasm", package.name)), Path::to_owned);
+    prl_store::write_atomic(&out, &component).map_err(Failure::input)?;
+    Ok(out)
+}
+
+/// Panic texts name source files: relative to the package or to the registry, whatever machine builds them.
+fn remap(root: &Path) -> OsString {
+    let mut flags = OsString::from("--remap-path-prefix=");
+    flags.push(root);
+    flags.push("=.");
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+    let registries = home.map(|home| home.join("registry/src")).and_then(|dir| std::fs::read_dir(dir).ok());
+    for registry in registries.into_iter().flatten().flatten() {
+        flags.push(" --remap-path-prefix=");
+        flags.push(registry.path());
+        flags.push("=crates");
+    }
+    flags
+}
+
+/// What cargo says about a package.
+struct Package {
+    name: String,
+    library: String,
+    target: PathBuf,
+    root: PathBuf,
+}
+
+impl Package {
+    fn read(dir: &Path) -> Result<Self, Failure> {
+        let subject = format!("`{}`", dir.join("Cargo.toml").display());
+        let done = Command::new("cargo")
+            .args(["metadata", "--format-version", "1", "--no-deps"])
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| {
+                let how = "install Rust (https://rustup.rs)";
+                Failure::input(format_args!("cannot start cargo ({error}); {how}"))
+            })?;
+        if !done.status.success() {
+            let said = String::from_utf8_lossy(&done.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+            return Err(Failure::input(format_args!("{subject}: {}", said.trim_start_matches("error: "))));
+        }
+        let metadata: Value = serde_json::from_slice(&done.stdout).map_err(running("cargo metadata"))?;
+        let root = dir.canonicalize().map_err(input(&subject))?;
+        let manifest = root.join("Cargo.toml");
+        let mut packages = metadata["packages"].as_array().into_iter().flatten();
+        let package = packages.find(|package| package["manifest_path"].as_str().map(Path::new) == Some(&manifest));
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let read = || {
+            let package = package?;
+            let kinds = ["lib", "cdylib", "rlib"];
+            let is_library = |target: &&Value| {
+                target["kind"].as_array().is_some_and(|have| have.iter().any(|kind| kinds.iter().any(|k| kind == k)))
+            };
+            let library = package["targets"].as_array()?.iter().find(is_library)?;
+            Some(Package {
+                name: text(&package["name"])?,
+                library: text(&library["name"])?.replace('-', "_"),
+                target: PathBuf::from(metadata["target_directory"].as_str()?),
+                root,
+            })
+        };
+        read().ok_or_else(|| {
+            Failure::input(format_args!(
+                "{subject} is no package with a library; an environment is a library (`src/lib.rs`)"
+            ))
+        })
+    }
+}
+
+/// A compiler with a standard library for WASM.
+enum Toolchain {
+    /// rustup's, with the target.
+    Target,
+    /// The system's, which builds the standard library from source and links with this.
+    Source(PathBuf),
+}
+
+impl Toolchain {
+    /// The first that is there.
+    fn find(dir: &Path) -> Result<Self, Failure> {
+        let sysroot = |rustc: &str| {
+            let done = Command::new(rustc).args(["--print", "sysroot"]).current_dir(dir).stdin(Stdio::null()).output();
+            let text = done.ok().filter(|done| done.status.success()).map(|done| done.stdout)?;
+            Some(PathBuf::from(String::from_utf8_lossy(&text).trim()))
+        };
+        let own = sysroot("rustc");
+        if own.as_ref().is_some_and(|root| root.join("lib/rustlib").join(TRIPLE).join("lib").is_dir()) {
+            return Ok(Toolchain::Target);
+        }
+        let missing = format!(
+            "there is no Rust standard library for {TRIPLE}. Run: rustup target add {TRIPLE} (or, on Debian: apt-get install \
+             --no-install-recommends rustc-web cargo-web rust-web-src lld)"
+        );
+        let source = sysroot(SYSTEM_RUSTC).filter(|root| root.join("lib/rustlib/src/rust/library").is_dir());
+        if source.is_none() || !Path::new(SYSTEM_CARGO).is_file() {
+            return Err(Failure::input(missing));
+        }
+        match own.and_then(|root| rust_lld(&root)).or_else(|| on_path("wasm-ld")).or_else(|| on_path("lld")) {
+            Some(linker) => Ok(Toolchain::Source(linker)),
+            None => Err(Failure::input(
+                "there is no linker for WASM: neither rustup's rust-lld nor `wasm-ld`. Run: apt-get install lld",
+            )),
+        }
+    }
+
+    fn command(&self) -> Command {
+        match self {
+            Toolchain::Target => Command::new("cargo"),
+            Toolchain::Source(linker) => {
+                let mut command = Command::new(SYSTEM_CARGO);
+                command
+                    .env("RUSTC_BOOTSTRAP", "1")
+                    .env("RUSTC", SYSTEM_RUSTC)
+                    .env("CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_LINKER", linker)
+                    .env("CARGO_UNSTABLE_BUILD_STD", "std,panic_abort");
+                command
+            }
+        }
+    }
+}
+
+fn rust_lld(sysroot: &Path) -> Option<PathBuf> {
+    let hosts = std::fs::read_dir(sysroot.join("lib/rustlib")).ok()?.flatten();
+    hosts.map(|host| host.path().join("bin/rust-lld")).find(|path| path.is_file())
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
+}

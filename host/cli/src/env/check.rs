@@ -1,0 +1,256 @@
+//! `prl env check`: whether an environment keeps the contract, one line a question. Owns the questions and their order; what
+//! is said to an environment is `script`'s.
+
+mod answers;
+mod arguments;
+mod script;
+
+use super::drive::{self, Plan, Played};
+use super::open::{Opened, Purpose};
+use super::record::Environment;
+use super::{Check, open};
+use crate::failure::Failure;
+use crate::logging;
+use prl_environment::{Grant, Isolation, Pool};
+use prl_types::{GroupId, RolloutId, Score, Summary, Task};
+use script::Script;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A detail for the reader, or what is wrong.
+type Found = Result<String, String>;
+
+/// Rollouts of a group that is scored as a whole.
+const GROUP: u32 = 3;
+
+/// An environment on the bench: twice with fresh instances, and once with one instance for all rollouts.
+struct Bench {
+    opened: Opened,
+    environment: Environment,
+    fresh: Pool,
+    again: Pool,
+    shared: Pool,
+    tasks: Vec<Arc<Task>>,
+    seed: u64,
+}
+
+/// Runs the command; the code is 1 where something does not hold.
+pub fn run(asked: &Check) -> Result<u8, Failure> {
+    open::block_on(async {
+        let opened = Opened::load(&asked.asked, Purpose::Look).await?;
+        let mut report = Report::default();
+        let about = opened.file.info();
+        let (splits, lines) = (about.splits.len(), about.components.len());
+        report.add(
+            "description",
+            Ok(format!("{} {}: {splits} splits, {lines} reward components", about.name, about.version)),
+        )?;
+        report.notes(&opened)?;
+        report.add("arguments", arguments::check(&opened).await)?;
+        let fresh = opened.start(Isolation::Rollout, usize::MAX).await?;
+        let again = opened.start(Isolation::Rollout, usize::MAX).await?;
+        let shared = opened.start(Isolation::Worker, usize::MAX).await?;
+        let environment = Environment::of(&fresh, opened.args.clone(), Default::default());
+        let mut bench = Bench { opened, environment, fresh, again, shared, tasks: Vec::new(), seed: asked.seed };
+        let tasks = bench.make_tasks(asked.tasks).await;
+        let made = tasks.is_ok();
+        report.add("tasks", tasks)?;
+        if made {
+            report.add("rollouts", bench.rollouts().await)?;
+            report.add("determinism", bench.determinism().await)?;
+            report.add("leaks", bench.leaks().await)?;
+            report.add("bad answers", answers::check(&bench).await)?;
+            report.add("cut off", bench.cut_off().await)?;
+            if bench.fresh.info().features.group_scoring {
+                report.add("groups", bench.groups().await)?;
+            }
+        }
+        report.end(&bench.opened.name())
+    })
+}
+
+#[derive(Default)]
+struct Report {
+    failed: usize,
+}
+
+impl Report {
+    fn add(&mut self, name: &str, found: Found) -> Result<(), Failure> {
+        let (mark, text) = match &found {
+            Ok(detail) => ("ok", detail),
+            Err(reason) => ("FAIL", reason),
+        };
+        self.failed += usize::from(found.is_err());
+        logging::print(&format!("{mark:<5} {name:<12} {text}")).map(|_| ())
+    }
+
+    /// What was stood in for.
+    fn notes(&self, opened: &Opened) -> Result<(), Failure> {
+        let note = |text: String| logging::print(&format!("{:<5} {:<12} {text}", "note", "services")).map(|_| ());
+        for role in &opened.stood_in {
+            note(format!(
+                "the model `{role}` is stood in for: it answers \"1\"; name one with --llm {role}=MODEL@URL"
+            ))?;
+        }
+        if opened.file.grants().contains(&Grant::Http) {
+            note("it may reach the addresses of --http-allow, and no others".into())?;
+        }
+        Ok(())
+    }
+
+    fn end(&self, name: &str) -> Result<u8, Failure> {
+        match self.failed {
+            0 => logging::print(&format!("`{name}` keeps the contract")),
+            failed => {
+                logging::print(&format!("`{name}` does not keep the contract: {failed} of the checks failed"))?;
+                Ok(1)
+            }
+        }
+    }
+}
+
+impl Bench {
+    /// Makes the first tasks of every split, and the last of one that ends, in two instances.
+    async fn make_tasks(&mut self, most: u64) -> Found {
+        let splits = self.fresh.info().splits.clone();
+        let mut told = Vec::new();
+        for split in &splits {
+            let count = split.size.map_or(most, |size| size.min(most));
+            let mut indices: Vec<u64> = (0..count).collect();
+            indices.extend(split.size.and_then(|size| size.checked_sub(1)).filter(|last| *last >= count));
+            for index in indices {
+                let task = self.fresh.task(&split.name, index, self.seed).await.map_err(|e| e.to_string())?;
+                let again = self.again.task(&split.name, index, self.seed).await.map_err(|e| e.to_string())?;
+                if task != again {
+                    return Err(format!("task {index} of split `{}` differs between two instances", split.name));
+                }
+                let other = self.tasks.iter().find(|other| other.key == task.key && ***other != task);
+                if let Some(other) = other {
+                    return Err(format!(
+                        "the key `{}` names different tasks: {} of `{}` and {index} of `{}`",
+                        task.key, other.index, other.split, split.name
+                    ));
+                }
+                self.tasks.push(Arc::new(task));
+            }
+            told.push(format!("{count} of {}", split.name));
+        }
+        match self.tasks.is_empty() {
+            true => Err("there is no task in any split".into()),
+            false => Ok(format!("{}, the same in two instances", told.join(", "))),
+        }
+    }
+
+    fn plan(&self, task: &Arc<Task>) -> Plan {
+        Plan { max_turns: Some(script::MAX_TURNS), ..Plan::alone(task.clone(), self.seed) }
+    }
+
+    async fn play(&self, pool: &Pool, task: &Arc<Task>, script: &Script) -> Played {
+        drive::play(pool, &self.plan(task), &self.environment, &mut script.clone()).await
+    }
+
+    /// Every task comes to a score with ordinary answers.
+    async fn rollouts(&self) -> Found {
+        let (mut count, mut turns, mut slowest) = (0, 0, Duration::ZERO);
+        let mut rewards = Vec::new();
+        for task in &self.tasks {
+            for script in Script::ordinary(task) {
+                let played = self.play(&self.fresh, task, &script).await;
+                if let Some(error) = &played.rollout.error {
+                    return Err(format!("task {}, model that {script}: {}", task.key, error.message));
+                }
+                count += 1;
+                turns += played.rollout.turns.len();
+                slowest = slowest.max(played.slowest);
+                rewards.push(played.rollout.reward);
+            }
+        }
+        let (mean, ms) = (Summary::of(rewards).mean, slowest.as_secs_f64() * 1e3);
+        Ok(format!("{count} in {turns} turns, mean reward {mean:.3}, slowest call {ms:.1} ms"))
+    }
+
+    /// The same task, seed and completions give the same turns and scores in two instances.
+    async fn determinism(&self) -> Found {
+        let (mut count, mut different) = (0, Vec::new());
+        for task in &self.tasks {
+            for script in Script::ordinary(task).into_iter().chain(Script::bad()) {
+                let (one, other) =
+                    (self.play(&self.fresh, task, &script).await, self.play(&self.again, task, &script).await);
+                count += 1;
+                if one.digest() != other.digest() {
+                    different.push(format!("task {}, model that {script}", task.key));
+                }
+            }
+        }
+        let claimed = self.fresh.info().features.deterministic;
+        match (different.first(), claimed) {
+            (None, true) => Ok(format!("{count} rollouts are hash-equal in two instances")),
+            (None, false) => Ok(format!("not claimed, but {count} rollouts are hash-equal in two instances")),
+            (Some(_), false) => Ok(format!("not claimed; {} of {count} rollouts differ", different.len())),
+            (Some(first), true) => Err(format!(
+                "claimed, but {} of {count} rollouts differ in two instances; the first: {first}",
+                different.len()
+            )),
+        }
+    }
+
+    /// An instance that serves many rollouts at once gives what fresh ones give.
+    async fn leaks(&self) -> Found {
+        let mut expected = Vec::new();
+        let mut plans = Vec::new();
+        for task in &self.tasks {
+            for script in Script::ordinary(task).into_iter().chain(Script::bad()) {
+                expected.push(self.play(&self.fresh, task, &script).await.digest());
+                plans.push((task, script));
+            }
+        }
+        // Interleaved, each twice: what one leaves behind shows in the others.
+        let both = plans.iter().chain(&plans).map(|(task, script)| self.play(&self.shared, task, script));
+        let played = futures::future::join_all(both).await;
+        let all = played.iter().zip(expected.iter().chain(&expected)).zip(plans.iter().chain(&plans));
+        let mut different = all.filter(|((played, expected), _)| played.digest() != **expected);
+        let count = played.len();
+        match (different.next(), self.fresh.info().features.deterministic) {
+            (None, _) => Ok(format!("{count} rollouts in one shared instance give what fresh ones give")),
+            (Some(_), false) => Ok("cannot be told: it is not deterministic".into()),
+            (Some(((played, _), (task, script))), true) => {
+                let error = played.rollout.error.as_ref().map(|e| format!(" ({})", e.message)).unwrap_or_default();
+                let left = different.count() + 1;
+                let first = format!("task {}, model that {script}{error}", task.key);
+                Err(format!("{left} of {count} rollouts differ when one instance serves them all; the first: {first}"))
+            }
+        }
+    }
+
+    /// A rollout that the host ends after one turn has a score.
+    async fn cut_off(&self) -> Found {
+        for task in &self.tasks {
+            let plan = Plan { max_turns: Some(1), ..self.plan(task) };
+            let mut script = Script::says("I do not know.");
+            let played = drive::play(&self.fresh, &plan, &self.environment, &mut script).await;
+            if let Some(error) = &played.rollout.error {
+                return Err(format!("task {} after one turn: {}", task.key, error.message));
+            }
+        }
+        Ok(format!("{} rollouts that end after one turn have a score", self.tasks.len()))
+    }
+
+    /// A group is scored as a whole, and alike in two instances.
+    async fn groups(&self) -> Found {
+        for task in &self.tasks {
+            let mut members = Vec::new();
+            for member in 0..GROUP {
+                let id = RolloutId { group: GroupId(0), member };
+                let plan = Plan { id, group_size: GROUP, ..self.plan(task) };
+                let mut script = Script::says(&format!("answer {member}"));
+                members.push(drive::play(&self.fresh, &plan, &self.environment, &mut script).await.member());
+            }
+            let one: Vec<Score> = self.fresh.score_group(task, &members).await.map_err(|e| e.to_string())?;
+            let other = self.again.score_group(task, &members).await.map_err(|e| e.to_string())?;
+            if one != other && self.fresh.info().features.deterministic {
+                return Err(format!("the group of task {} has different scores in two instances", task.key));
+            }
+        }
+        Ok(format!("{} groups of {GROUP} are scored", self.tasks.len()))
+    }
+}

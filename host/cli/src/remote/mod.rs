@@ -1,0 +1,60 @@
+//! Servers outside the process: HTTP for environments that are granted it, and chat models behind OpenAI-compatible
+//! servers. Owns the client; who may reach what is decided before.
+
+pub mod chat;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use prl_environment::{HttpClient, HttpRequest, HttpResponse, ServiceError};
+use ureq::http;
+
+/// A client that follows no redirects.
+#[derive(Clone)]
+pub struct Client(ureq::Agent);
+
+impl Client {
+    /// One pool of connections.
+    pub fn new() -> Self {
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("prl/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Client(ureq::Agent::new_with_config(config))
+    }
+
+    /// Sends a request and reads the answer, on this thread.
+    pub fn send(&self, request: HttpRequest) -> Result<HttpResponse, ServiceError> {
+        let mut wanted = http::Request::builder().method(request.method.as_str()).uri(&request.url);
+        for (name, value) in &request.headers {
+            wanted = wanted.header(name, value);
+        }
+        let wanted = wanted.body(request.body.unwrap_or_default());
+        let wanted = wanted.map_err(|error| ServiceError::Invalid(format!("no valid request: {error}")))?;
+        let wanted = self.0.configure_request(wanted).timeout_global(Some(request.timeout)).build();
+        let failed = |error: ureq::Error| match error {
+            ureq::Error::BodyExceedsLimit(limit) => {
+                ServiceError::Limit(format!("`{}` answered with more than {limit} bytes", request.url))
+            }
+            error => ServiceError::Upstream(format!("`{}`: {error}", request.url)),
+        };
+        let mut answer = self.0.run(wanted).map_err(failed)?;
+        let headers = answer.headers().iter();
+        let headers = headers.map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into()));
+        let (status, headers) = (answer.status().as_u16(), headers.collect());
+        let body = answer.body_mut().with_config().limit(request.max_bytes).read_to_vec().map_err(failed)?;
+        Ok(HttpResponse { status, headers, body })
+    }
+}
+
+impl HttpClient for Client {
+    fn fetch(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, ServiceError>> {
+        let client = self.clone();
+        async move {
+            let sent = tokio::task::spawn_blocking(move || client.send(request)).await;
+            sent.unwrap_or_else(|error| Err(ServiceError::Upstream(error.to_string())))
+        }
+        .boxed()
+    }
+}

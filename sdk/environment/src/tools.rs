@@ -1,0 +1,80 @@
+//! Answers the tool calls of an assistant turn. Owns the replies to calls that cannot be run: whatever a model writes
+//! becomes a message to it, the same each time, and never a failure of the environment.
+
+use crate::{Message, ToolCall};
+use serde_json::{Map, Value};
+
+/// What a tool gives: its result, or what to tell the model about why there is none.
+pub type ToolResult = std::result::Result<String, String>;
+
+/// Runs `calls` in order and answers each with one message. `run` is handed a known tool's name and its arguments; a
+/// call of an unknown tool, or with arguments that are no JSON object (cut off ones included), is answered here.
+pub fn dispatch(
+    calls: &[ToolCall],
+    tools: &[&str],
+    mut run: impl FnMut(&str, Map<String, Value>) -> ToolResult,
+) -> Vec<Message> {
+    let answer = |call: &ToolCall| {
+        let result = known(call, tools).and_then(|()| arguments(call)).and_then(|given| run(&call.name, given));
+        Message::tool_result(call, result.unwrap_or_else(|reason| format!("error: {reason}")))
+    };
+    calls.iter().map(answer).collect()
+}
+
+fn known(call: &ToolCall, tools: &[&str]) -> std::result::Result<(), String> {
+    if tools.contains(&call.name.as_str()) {
+        return Ok(());
+    }
+    let names: Vec<String> = tools.iter().map(|name| format!("`{name}`")).collect();
+    let names = if names.is_empty() { "there are none".into() } else { format!("there are {}", names.join(", ")) };
+    Err(format!("no tool `{}`; {names}", call.name))
+}
+
+fn arguments(call: &ToolCall) -> std::result::Result<Map<String, Value>, String> {
+    // A call without arguments is most often written as nothing at all.
+    let text = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
+    match serde_json::from_str(text) {
+        Ok(Value::Object(given)) => Ok(given),
+        Ok(_) => Err(format!("the arguments of `{}` are not a JSON object", call.name)),
+        Err(error) => Err(format!("the arguments of `{}` are not valid JSON: {error}", call.name)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_the_model_writes_is_answered() {
+        let call = |id: &str, name: &str, arguments: &str| ToolCall {
+            id: id.into(),
+            name: name.into(),
+            arguments: arguments.into(),
+        };
+        let calls = [
+            call("a", "double", r#"{"x": 2}"#),
+            call("b", "triple", "{}"),
+            call("c", "double", r#"{"x": 2"#),
+            call("d", "double", "[1]"),
+            call("e", "double", " "),
+            call("f", "double", "\u{0}{\"x\": \u{fffd}"),
+        ];
+        let run = |name: &str, given: Map<String, Value>| {
+            assert_eq!(name, "double");
+            given.get("x").and_then(Value::as_i64).map(|x| (2 * x).to_string()).ok_or("`x` is missing".to_owned())
+        };
+        let answers = dispatch(&calls, &["double", "half"], run);
+        let texts: Vec<String> = answers.iter().map(Message::text).collect();
+        assert_eq!(texts[0], "4");
+        assert_eq!(texts[1], "error: no tool `triple`; there are `double`, `half`");
+        assert_eq!(
+            texts[2],
+            "error: the arguments of `double` are not valid JSON: EOF while parsing an object at line 1 column 7"
+        );
+        assert_eq!(texts[3], "error: the arguments of `double` are not a JSON object");
+        assert_eq!(texts[4], "error: `x` is missing");
+        assert!(texts[5].starts_with("error: the arguments of `double` are not valid JSON"));
+        let ids: Vec<_> = answers.iter().map(|answer| answer.tool_call_id.as_deref().unwrap()).collect();
+        assert_eq!(ids, ["a", "b", "c", "d", "e", "f"]);
+    }
+}
