@@ -1,0 +1,63 @@
+"""`python -m prl_env.check ENV [--args JSON] [--tasks N]`: tries an environment natively and says what it is. Owns
+the words; the checks are `testing`'s. Exit codes: 0 all well, 2 with one line saying what is not."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import Any
+
+from .console import failing, one_line
+from .project import BadProject
+from .testing import Harness
+
+
+def _show(harness: Harness) -> None:
+    info = harness.info
+    print(f"{info.name} {info.version}: {info.description}")
+    sizes = ", ".join(f"{s.name} ({'endless' if s.size is None else s.size})" for s in info.splits)
+    lines = ", ".join(f"{line.name} × {line.weight:g}" for line in info.components)
+    traits = ("multi_turn", "tools", "group_scoring", "deterministic")
+    print(f"  splits: {sizes}\n  rewards: {lines}\n  metrics: {', '.join(info.metrics) or 'none'}")
+    print(f"  traits: {', '.join(trait for trait in traits if getattr(info, trait)) or 'none'}")
+    for name, schema in info.args_schema["properties"].items():
+        default = json.dumps(schema.get("default"))
+        print(f"  args.{name} = {default}  {schema.get('description', '')}".rstrip())
+
+
+def _example(harness: Harness) -> None:
+    task = harness.task(harness.info.splits[0].name, 0, 0)
+    for message in task.prompt:
+        print(f"  {message['role']}: {one_line(message.text, 100)}")
+    print(f"  answer: {one_line(json.dumps(task.answer, ensure_ascii=False), 100)}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command; gives its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m prl_env.check", description="Tries an environment natively.")
+    parser.add_argument("env", help="its folder or its .py file")
+    parser.add_argument("--args", default="{}", help="the run's arguments, a JSON object")
+    parser.add_argument("--tasks", type=int, default=5, help="tasks of each split that are played (default 5)")
+    parser.add_argument("--json", action="store_true", help="print its description as JSON")
+    given = parser.parse_args(argv)
+    with failing(BadProject, Exception):
+        try:
+            args: Any = json.loads(given.args)
+        except ValueError as error:
+            raise BadProject(f"--args: {error}") from None
+        harness = Harness(given.env, args)
+        if given.json:
+            print(json.dumps(dataclasses.asdict(harness.info)))
+            return 0
+        _show(harness)
+        _example(harness)
+        count = harness.conforms(given.tasks)
+        print(f"ok: {count} rollouts pass the checks of a host, the same in two instances")
+        return 0
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""The module that becomes the component: readies the sandbox, imports the environment, and makes it once with its
+defaults, all before the snapshot is taken. The order is that of `prl_env_layout`."""
+
+import importlib
+
+import prl_env_build as build  # written by the builder
+import prl_env_layout as layout
+import prl_env_sandbox as sandbox
+
+sandbox.open_up()
+sandbox.stand_ins(build.STAND_INS)
+sandbox.modules()
+layout.compile_all(build.ROOTS)
+layout.fill_holes()
+
+from prl_env.definition import find
+from prl_env.engine import Engine
+from prl_env.guest import exports
+
+module = importlib.import_module(build.MODULE)
+for name in build.MODULES:
+    importlib.import_module(name)
+sandbox.whole_packages(build.BAKE, build.SKIP)
+layout.done()
+sandbox.files(build.FOLDER, build.FILES)
+sandbox.package_files(build.DATA, build.SKIP)
+sandbox.seal()
+exports.ENGINE = Engine(find(module))
+exports.warm_up()
+sandbox.close_up()
+
+Environment = exports.Environment

@@ -1,0 +1,133 @@
+"""Folders, templates and what is said about them; a component is built where componentize-py can be had. Run with
+`python -m unittest discover -s sdk/python/tests`."""
+
+import contextlib
+import io
+import tempfile
+import unittest
+from pathlib import Path
+
+from prl_env import build, check, new, project
+
+
+class Folders(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = Path(temporary.name)
+
+    def write(self, name, text=""):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def refused(self, given):
+        with self.assertRaises(project.BadProject) as caught:
+            project.find(given)
+        return str(caught.exception)
+
+    def test_environments_are_found(self):
+        self.write("a/only.py")
+        self.write("a/test_only.py")
+        self.write("my-env/my_env.py")
+        self.write("my-env/other.py")
+        self.write("pack/pack/__init__.py")
+        self.write("named/x.py")
+        self.write("named/y.py")
+        self.write("named/pyproject.toml", '[tool.prl-env]\nmodule = "y"\npackages = ["six==1.17.0"]\n')
+        found = {name: project.find(self.root / name).module for name in ("a", "my-env", "pack", "named")}
+        self.assertEqual(found, {"a": "only", "my-env": "my_env", "pack": "pack", "named": "y"})
+        self.assertTrue(project.find(self.root / "a/only.py").single)
+
+    def test_what_is_wrong_is_named(self):
+        self.assertIn("there is no such file or folder", self.refused(self.root / "none"))
+        self.write("two/x.py")
+        self.write("two/y.py")
+        self.assertIn("there are x, y; name it `two.py`, or set `module`", self.refused(self.root / "two"))
+        self.write("empty/a.txt")
+        self.assertIn("there is no .py file", self.refused(self.root / "empty"))
+        self.assertIn("not a Python module", self.refused(self.write("bad-name.py")))
+        for text, words in (
+            ("[tool.prl-env]\nmodul = 1", "unknown key `modul`; there are `module`"),
+            ('[tool.prl-env]\npackages = ["six"]', 'write it as "name==version"'),
+            ('[tool.prl-env]\nimports = ["disk"]', "there are llm, assets, kv, http"),
+            ("[tool", "pyproject.toml"),
+            ('[tool.prl-env]\nmodule = "gone"', "there is no `gone.py`"),
+        ):
+            self.write("set/set.py")
+            self.write("set/pyproject.toml", text)
+            self.assertIn(words, self.refused(self.root / "set"))
+
+    def test_services_are_seen_in_the_code(self):
+        code = "import prl_env as prl\nfrom prl_env import kv\nprl.JudgeRubric()\nprl.assets.read('x')\nprl.log('x')"
+        self.assertEqual(build.services_used(code), {"kv", "llm", "assets"})
+        self.assertEqual(build.services_used("import http\nhttp.client"), set())
+
+    def test_what_is_staged(self):
+        for name in (
+            "e.py",
+            "data/words.txt",
+            "test_e.py",
+            "README.md",
+            ".hidden",
+            "__pycache__/x.pyc",
+            "e.wasm",
+            "rl.toml",
+            "gen.sh",
+        ):
+            self.write(f"e/{name}")
+        self.write("e/pyproject.toml", '[tool.prl-env]\nexclude = ["*.sh"]\n')
+        stage = self.root / "stage"
+        imports = build._stage(project.find(self.root / "e"), stage)
+        staged = sorted(
+            path.relative_to(stage / "app").as_posix() for path in (stage / "app").rglob("*") if path.is_file()
+        )
+        self.assertEqual((staged, imports), (["data/words.txt", "e.py"], []))
+        self.assertIn("'data/words.txt'", (stage / "glue/prl_env_build.py").read_text())
+        self.assertIn("include pure-env;", (stage / "wit/world.wit").read_text())
+        self.write("taken/environment.py")
+        with self.assertRaisesRegex(project.BadProject, "the module name `environment` is taken"):
+            build._stage(project.find(self.root / "taken"), self.root / "stage2")
+
+    def run_quietly(self, main, *words):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([str(word) for word in words])
+        return code, out.getvalue(), err.getvalue()
+
+    def test_the_template_checks_out(self):
+        folder = self.root / "my-env"
+        code, out, _ = self.run_quietly(new.main, "my-env", folder)
+        files = [".gitignore", "README.md", "my_env.py", "pyproject.toml", "rl.toml", "test_my_env.py"]
+        self.assertEqual((code, sorted(path.name for path in folder.iterdir())), (0, files))
+        self.assertFalse(any("{{" in path.read_text() for path in folder.iterdir()))
+        code, out, err = self.run_quietly(check.main, folder, "--args", '{"words": 2}', "--tasks", 2)
+        self.assertEqual((code, err), (0, ""))
+        self.assertTrue(out.splitlines()[-1].startswith("ok: "))
+
+    def test_errors_are_one_line_and_code_2(self):
+        good = self.write(
+            "ok/ok.py", "import prl_env as prl\nenv = prl.Environment(dataset=['q'], rubric=prl.Rubric([len]))\n"
+        )
+        bad = self.write("bad/bad.py", "import prl_env\n1 / 0\n")
+        for main, words, said in (
+            (new.main, ["import"], "cannot be the name"),
+            (new.main, ["os"], "cannot be the name"),
+            (new.main, ["My"], "cannot be the name"),
+            (new.main, ["x", self.root], "is there already"),
+            (check.main, [self.root / "none"], "no such file"),
+            (check.main, [good, "--args", "{"], "--args: "),
+            (check.main, [good, "--args", '{"x": 1}'], "unknown argument `x`; there are none"),
+            (check.main, [bad], f"ZeroDivisionError: division by zero ({bad}:2)"),
+            (build.main, [self.root / "none"], "no such file"),
+            (build.main, [good, "-o", self.root / "no/folder/x.wasm"], "there is no folder"),
+            (build.main, [good, "--componentize-py", self.root / "none"], "not a program"),
+        ):
+            code, out, err = self.run_quietly(main, *words)
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+            self.assertTrue(err.startswith("error: ") and said in err, err)
+
+
+if __name__ == "__main__":
+    unittest.main()
