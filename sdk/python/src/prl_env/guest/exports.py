@@ -116,7 +116,9 @@ def warm_up() -> None:
     except Err as problem:
         print(f"not warmed up: {problem.value.message}")
     ENGINE = fresh
-    logging.basicConfig(level=logging.INFO, handlers=[services.LogHandler()], force=True)
+    root = logging.getLogger()
+    root.handlers[:] = [services.LogHandler()]
+    root.setLevel(logging.INFO)
     services.serve(Host())
 
 
