@@ -51,7 +51,7 @@ def component(folder: pathlib.Path) -> pathlib.Path:
 def play(wasm: pathlib.Path, requests: list[dict], args: dict | None = None) -> list[dict]:
     """Rollouts in the host."""
     cache = SCRATCH / "code"
-    command = [ROLLOUTS, "play", str(wasm), json.dumps(args or {}), str(cache)]
+    command = [ROLLOUTS, str(wasm), json.dumps(args or {}), str(cache)]
     text = "\n".join(json.dumps(request) for request in requests)
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -156,8 +156,7 @@ fn caches() -> Vec<Cache> {
         exists: dir.as_ref().is_some_and(|d| d.is_dir()),
         dir: dir.as_deref().map(shown),
     };
-    let var = |name: &str| std::env::var_os(name);
-    let compiled = prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref());
+    let compiled = crate::environments::compiled_cache();
     let models = HubOptions::from_vars(|name| std::env::var(name).ok()).cache;
     let kernels = crate::compute::kernel_cache();
     vec![cache("models", models), cache("environments", compiled), cache("GPU kernels", kernels)]

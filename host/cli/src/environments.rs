@@ -13,16 +13,21 @@ use prl_environment::{
 };
 use prl_registry::Reference;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
+/// The folder for compiled components; none without a home.
+pub fn compiled_cache() -> Option<PathBuf> {
+    let var = |name: &str| std::env::var_os(name);
+    prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref())
+}
+
 /// A sandbox with its cache in the usual place.
 pub fn sandbox() -> Result<Sandbox, Failure> {
-    let var = |name: &str| std::env::var_os(name);
-    let cache_dir = prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref());
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
-    Sandbox::new(&SandboxConfig { cache_dir, threads }).map_err(Failure::input)
+    Sandbox::new(&SandboxConfig { cache_dir: compiled_cache(), threads }).map_err(Failure::input)
 }
 
 /// A time limit; what is beyond 30 years is none.

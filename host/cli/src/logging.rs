@@ -55,10 +55,14 @@ fn write_dumps(dir: &Path, dumps: &[Dump]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The step that a run goes on after, and the folder of its checkpoint.
+pub type Resumed = (Step, PathBuf);
+
 /// Where a run writes, checked but not yet touched.
 pub struct Place {
     output_dir: PathBuf,
     how: Create,
+    resume_step: Option<i64>,
 }
 
 impl Place {
@@ -78,12 +82,16 @@ impl Place {
             StoreError::BadCheckpoint { .. } | StoreError::NoCheckpoint { .. } => input("`ckpt.resume_step`")(error),
             _ => Failure::input(error),
         })?;
-        Ok(Place { output_dir: output_dir.to_path_buf(), how })
+        Ok(Place { output_dir: output_dir.to_path_buf(), how, resume_step })
     }
 
-    /// Whether a run that is there goes on.
-    pub fn resumes(&self) -> bool {
-        self.how.resuming
+    /// The directory of a run that is to go on, taken into use, and where it goes on. A resumed run changes nothing by
+    /// taking its directory; a fresh one may clean it, so that comes after all checks.
+    pub fn resume(&self) -> Result<Option<(RunDir, Resumed)>, Failure> {
+        let Some(step) = self.resume_step else { return Ok(None) };
+        let dir = self.create()?;
+        let resumed = dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?;
+        Ok(Some((dir, resumed)))
     }
 
     /// Where the run starts: takes the directory (unless `early` has it), sets aside what lies beyond the step it
@@ -108,7 +116,7 @@ impl Place {
     }
 
     /// Takes the directory into use.
-    pub fn create(&self) -> Result<RunDir, Failure> {
+    fn create(&self) -> Result<RunDir, Failure> {
         RunDir::create(&self.output_dir, &self.how).map_err(Failure::input)
     }
 }

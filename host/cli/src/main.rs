@@ -14,6 +14,7 @@ mod env;
 mod environments;
 mod eval;
 mod failure;
+mod job;
 mod logging;
 mod machine;
 mod ports;

@@ -9,7 +9,7 @@ use crate::command::wants_help;
 use crate::compute::Compute;
 use crate::environments;
 use crate::failure::{Failure, input, run as running};
-use crate::logging::{self, Place};
+use crate::logging::{self, Place, Resumed};
 use crate::ports::algorithm::PluginAlgorithm;
 use crate::ports::observer::Recorder;
 use crate::ports::policy::{EnginePolicy, Snapshots};
@@ -26,7 +26,7 @@ use prl_monitor::{Logs, Progress};
 use prl_orchestrator::{Deps, Env, Settings, TrainDeps};
 use prl_render::Renderer;
 use prl_trainer::{Trainer, TrainerParts};
-use prl_types::{PolicyVersion, Step};
+use prl_types::PolicyVersion;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -163,8 +163,7 @@ struct Ready {
     trainer: Trainer,
     engine: Engine,
     settings: Settings,
-    resumed: Option<(Step, PathBuf)>,
-    model: String,
+    resumed: Option<Resumed>,
 }
 
 impl Ready {
@@ -173,7 +172,7 @@ impl Ready {
         config: &RlConfig,
         decoder: Decoder,
         compute: &mut Compute,
-        resumed: Option<(Step, PathBuf)>,
+        resumed: Option<Resumed>,
     ) -> Result<Self, Failure> {
         let decoder = match &resumed {
             Some((_, path)) => checkpoint::decoder(path, decoder, compute.home())?,
@@ -202,19 +201,14 @@ impl Ready {
         let limits = EngineConfig::new(config.inference.max_num_seqs, max_len);
         let engine = Engine::start(snapshot, version, limits).map_err(Failure::input)?;
         let settings = settings::settings(config, &shape, max_len, compute.device, progress);
-        Ok(Ready { trainer, engine, settings, resumed, model: logging::shape(&shape) })
+        Ok(Ready { trainer, engine, settings, resumed })
     }
 }
 
 async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: Logs) -> Result<u8, Failure> {
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
-    // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
-    let early = if place.resumes() { Some(place.create()?) } else { None };
-    let resumed = match (&early, ckpt.and_then(|c| c.resume_step)) {
-        (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
-        _ => None,
-    };
+    let (early, resumed) = place.resume()?.unzip();
     let ready = Ready::new(config, parts.decoder, &mut parts.compute, resumed)?;
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
@@ -227,8 +221,9 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let dir = Arc::new(dir);
     tracing::info!(
         target: "prl_orchestrator",
-        "Model {} | {} | device {} | {} kernels | algorithm {} | output {}",
-        parts.model_dir.display(), ready.model, parts.compute.device, logging::kernels(parts.compute.kernels), config.orchestrator.algo.kind, dir.root().display()
+        "{} | algorithm {} | output {}",
+        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), config.orchestrator.algo.kind,
+        dir.root().display()
     );
     if let Some((step, path)) = &ready.resumed {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());

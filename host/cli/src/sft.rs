@@ -5,19 +5,18 @@ mod data;
 use crate::assets;
 use crate::bench::{self, Measured, Output};
 use crate::budget::{self, Load};
-use crate::checkpoint::{self, Plan};
+use crate::checkpoint;
 use crate::command::wants_help;
 use crate::compute::Compute;
-use crate::divergence::Divergence;
 use crate::failure::{Failure, input, run as running};
+use crate::job::{Job, Settings};
 use crate::logging::{self, Place};
 use crate::machine;
 use crate::signals::{self, Stop};
 use data::{Data, Texts};
 use prl_config::{Loaded, SftConfig, SftData};
 use prl_model::Decoder;
-use prl_monitor::{Logs, Metrics, Monitor, Progress, SftLine, ValidationLine};
-use prl_store::RunDir;
+use prl_monitor::{Logs, SftLine, ValidationLine};
 use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, TrainerError};
 use prl_types::Step;
 use std::path::PathBuf;
@@ -115,12 +114,7 @@ fn measure(loaded: &Loaded<SftConfig>, mut parts: Parts, output: Option<&Output>
 
 fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
     let config = &loaded.config;
-    // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
-    let early = if place.resumes() { Some(place.create()?) } else { None };
-    let resume = match (&early, config.ckpt.as_ref().and_then(|c| c.resume_step)) {
-        (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
-        _ => None,
-    };
+    let (early, resume) = place.resume()?.unzip();
     let decoder = match &resume {
         Some((step, path)) if checkpoint::is_of_rl(path) => {
             return Err(Failure::input(format_args!(
@@ -143,63 +137,34 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
         "{} | output {}",
         parts.compute.says(&parts.model_dir, trainer.learner().config()), dir.root().display()
     );
-    if let Some((step, path)) = &resume {
-        tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
-        logging::nothing_left(*step, config.max_steps);
-    }
-    let mut job = Job {
-        plan: config.ckpt.as_ref().map(|c| Plan::new(c, config.max_steps, &parts.model_dir)),
-        monitor: logging::monitor(&dir, config.wandb.as_ref(), loaded)?,
-        bar: config.max_steps.map(|total| Progress::start(logs, "Training", total)),
+    let settings =
+        Settings { ckpt: config.ckpt.as_ref(), max_steps: config.max_steps, wandb: config.wandb.as_ref(), what: "SFT" };
+    let mut run = Run {
+        job: Job::new(dir, logs, loaded, settings, &parts.model_dir, resume.as_ref())?,
         val: parts.val.map(|documents| (documents, config.val.as_ref().map_or(1, |v| v.interval))),
-        unsaved: None,
         total_memory_gib: machine::total_memory_gib(parts.compute.device),
-        dir,
     };
     let asked = stop.receiver.clone();
     trainer.stop_when(move || *asked.borrow());
     let eval_on_start = config.val.as_ref().is_some_and(|v| v.eval_on_start);
-    let result = job.steps(&mut trainer, config.max_steps, eval_on_start, stop);
-    job.bar = None;
-    let stopped = result.map(|stopped| (stopped, trainer.progress().step));
-    let end = logging::End {
-        dir: &job.dir,
-        ckpt: config.ckpt.as_ref(),
-        unsaved: job.unsaved.take(),
-        unrecorded: job.monitor.lost(),
-        what: "SFT",
-    };
-    let code = end.code(&stopped, stop);
-    job.monitor.finish(i32::from(code));
-    end.report(stopped, code)
+    let stopped = run.steps(&mut trainer, eval_on_start, stop);
+    run.job.end(stopped, trainer.progress().step, stop)
 }
 
-struct Job {
-    plan: Option<Plan>,
-    monitor: Monitor,
-    bar: Option<Progress>,
+struct Run<'a> {
+    job: Job<'a>,
     val: Option<(Vec<Document>, u64)>,
-    /// Why the newest checkpoint that was due is not there.
-    unsaved: Option<String>,
     /// Of the device.
     total_memory_gib: f64,
-    dir: RunDir,
 }
 
-impl Job {
+impl Run<'_> {
     /// Trains to the last step, the end of the data or a stop; true for a stop.
-    fn steps(
-        &mut self,
-        trainer: &mut SftTrainer,
-        max_steps: Option<u64>,
-        eval_on_start: bool,
-        stop: &Stop,
-    ) -> Result<bool, Failure> {
+    fn steps(&mut self, trainer: &mut SftTrainer, eval_on_start: bool, stop: &Stop) -> Result<bool, Failure> {
         if eval_on_start && trainer.progress().step == 0 {
             self.validate(trainer, 0)?;
         }
-        let mut divergence = Divergence::default();
-        while max_steps.is_none_or(|last| trainer.progress().step < last) {
+        while self.job.goes_on(trainer.progress().step) {
             if *stop.receiver.borrow() {
                 return Ok(true);
             }
@@ -212,19 +177,16 @@ impl Job {
                 break;
             };
             let step = trainer.progress().step;
-            let noted = divergence.note(step, outcome.update, "optim.lr");
-            noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;
-            tracing::info!(target: "prl_trainer", success = true, "{}", line(step, &outcome.metrics, self.total_memory_gib));
-            self.log(step, &outcome.metrics);
+            let line = line(step, &outcome.metrics, self.total_memory_gib);
+            self.job.record(step, outcome.update, line, outcome.metrics)?;
             if self.val.as_ref().is_some_and(|(_, interval)| step.is_multiple_of(*interval)) {
                 self.validate(trainer, step)?;
             }
-            if self.plan.as_ref().is_some_and(|plan| plan.is_due(step)) {
-                self.save(trainer, step);
+            if self.job.is_due(step) {
+                let decoder = trainer.learner().decoder();
+                self.job.save(step, decoder, |dir| trainer.save_state(dir));
             }
-            if let Some(bar) = &mut self.bar {
-                bar.set(step);
-            }
+            self.job.advance(step);
         }
         Ok(false)
     }
@@ -235,22 +197,8 @@ impl Job {
         if let Some(loss) = metrics.get("val/loss") {
             tracing::info!(target: "prl_trainer", success = true, "{}", ValidationLine { step, loss: *loss });
         }
-        self.log(step, &metrics);
+        self.job.log(step, metrics);
         Ok(())
-    }
-
-    fn save(&mut self, trainer: &mut SftTrainer, step: Step) {
-        let Some(plan) = &self.plan else { return };
-        let decoder = trainer.learner().decoder();
-        self.unsaved = plan.save(&self.dir, step, decoder, |dir| trainer.save_state(dir), None);
-    }
-
-    fn log(&mut self, step: Step, metrics: &StepMetrics) {
-        let mut all = Metrics::new();
-        for (name, value) in metrics {
-            all.set(name, *value);
-        }
-        self.monitor.log(step, all);
     }
 }
 

@@ -3,20 +3,18 @@
 use crate::assets;
 use crate::bench::{self, Measured, Output};
 use crate::budget::{self, Load};
-use crate::checkpoint::{self, Plan};
+use crate::checkpoint;
 use crate::command::wants_help;
 use crate::compute::Compute;
-use crate::divergence::Divergence;
 use crate::failure::{Failure, input, run as running};
+use crate::job::{Job, Settings};
 use crate::logging::{self, Place};
 use crate::ports::observer::trainer_line;
 use crate::signals::{self, Stop};
 use prl_config::{FakeBatches, Loaded, TrainerRun};
 use prl_model::Decoder;
-use prl_monitor::{Logs, Metrics, Monitor, Progress};
-use prl_store::RunDir;
+use prl_monitor::Logs;
 use prl_trainer::{StepOutcome, Trainer, TrainerError, TrainerParts, fake_batch};
-use prl_types::Step;
 use std::path::PathBuf;
 
 /// Runs the command; the code is the process's.
@@ -134,12 +132,7 @@ fn train(
     stop: &Stop,
 ) -> Result<u8, Failure> {
     let config = &loaded.config;
-    // A resumed run changes nothing by taking its directory; a fresh one may clean it, so that comes after all checks.
-    let early = if place.resumes() { Some(place.create()?) } else { None };
-    let resume = match (&early, config.ckpt.as_ref().and_then(|c| c.resume_step)) {
-        (Some(dir), Some(step)) => Some(dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?),
-        _ => None,
-    };
+    let (early, resume) = place.resume()?.unzip();
     if let Some((_, path)) = &resume {
         parts.decoder = checkpoint::decoder(path, parts.decoder, parts.compute.home())?;
     }
@@ -154,68 +147,34 @@ fn train(
         "{} | made-up batches | output {}",
         parts.compute.says(&parts.model_dir, feed.trainer.learner().config()), dir.root().display()
     );
-    if let Some((step, path)) = &resume {
-        tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
-        logging::nothing_left(*step, config.max_steps);
-    }
-    let mut job = Job {
-        plan: config.ckpt.as_ref().map(|c| Plan::new(c, config.max_steps, &parts.model_dir)),
-        monitor: logging::monitor(&dir, config.wandb.as_ref(), loaded)?,
-        bar: config.max_steps.map(|total| Progress::start(logs, "Training", total)),
-        unsaved: None,
-        dir,
-    };
-    let asked = stop.receiver.clone();
-    feed.trainer.stop_when(move || *asked.borrow());
-    let result = job.steps(&mut feed, stop);
-    job.bar = None;
-    let stopped = result.map(|stopped| (stopped, feed.trainer.progress().step));
-    let end = logging::End {
-        dir: &job.dir,
+    let settings = Settings {
         ckpt: config.ckpt.as_ref(),
-        unsaved: job.unsaved.take(),
-        unrecorded: job.monitor.lost(),
+        max_steps: config.max_steps,
+        wandb: config.wandb.as_ref(),
         what: "Fake-data",
     };
-    let code = end.code(&stopped, stop);
-    job.monitor.finish(i32::from(code));
-    end.report(stopped, code)
+    let mut job = Job::new(dir, logs, loaded, settings, &parts.model_dir, resume.as_ref())?;
+    let asked = stop.receiver.clone();
+    feed.trainer.stop_when(move || *asked.borrow());
+    let stopped = steps(&mut job, &mut feed, stop);
+    job.end(stopped, feed.trainer.progress().step, stop)
 }
 
-struct Job {
-    plan: Option<Plan>,
-    monitor: Monitor,
-    bar: Option<Progress>,
-    /// Why the newest checkpoint that was due is not there.
-    unsaved: Option<String>,
-    dir: RunDir,
-}
-
-impl Job {
-    /// Trains to the last step or a stop; true for a stop.
-    fn steps(&mut self, feed: &mut Feed<'_>, stop: &Stop) -> Result<bool, Failure> {
-        let mut divergence = Divergence::default();
-        while feed.config.max_steps.is_none_or(|last| feed.trainer.progress().step < last) {
-            if *stop.receiver.borrow() {
-                return Ok(true);
-            }
-            let Some(outcome) = feed.step()? else { return Ok(true) };
-            let step = feed.trainer.progress().step;
-            let noted = divergence.note(step, outcome.update, "optim.lr");
-            noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;
-            tracing::info!(target: "prl_trainer", success = true, "{}", trainer_line(step, &outcome.metrics));
-            self.monitor.log(step, outcome.metrics.into_iter().collect::<Metrics>());
-            self.save(&mut feed.trainer, step);
-            if let Some(bar) = &mut self.bar {
-                bar.set(step);
-            }
+/// Trains to the last step or a stop; true for a stop.
+fn steps(job: &mut Job<'_>, feed: &mut Feed<'_>, stop: &Stop) -> Result<bool, Failure> {
+    while job.goes_on(feed.trainer.progress().step) {
+        if *stop.receiver.borrow() {
+            return Ok(true);
         }
-        Ok(false)
+        let Some(outcome) = feed.step()? else { return Ok(true) };
+        let step = feed.trainer.progress().step;
+        let line = trainer_line(step, &outcome.metrics);
+        job.record(step, outcome.update, line, outcome.metrics)?;
+        if job.is_due(step) {
+            let decoder = feed.trainer.learner().decoder();
+            job.save(step, decoder, |dir| feed.trainer.save_state(dir));
+        }
+        job.advance(step);
     }
-
-    fn save(&mut self, trainer: &mut Trainer, step: Step) {
-        let Some(plan) = self.plan.as_ref().filter(|plan| plan.is_due(step)) else { return };
-        let decoder = trainer.learner().decoder();
-        self.unsaved = plan.save(&self.dir, step, decoder, |dir| trainer.save_state(dir), None);
-    }
+    Ok(false)
 }

@@ -2,16 +2,14 @@
 //! not know the contract's records.
 
 use crate::info::Split;
-use crate::{EnvInfo, EnvTurn, Grant, Stop};
-use prl_types::{Message, Metric, Role, Score, Task, ToolDef};
+use crate::{EnvInfo, Grant};
+use prl_types::{EnvTurn, Message, Metric, Role, Score, Stop, Task, ToolDef};
 use std::collections::HashSet;
 
 type Checked<T> = Result<T, String>;
 
 /// Most tasks of a split with a size: their order is kept in memory.
 const MAX_TASKS: u64 = 1 << 24;
-/// Largest magnitude of a value: anything beyond would drown what it is averaged with.
-const MAX_VALUE: f64 = 1e9;
 /// Longest stop reason, characters: it becomes part of a metric's name.
 const STOP_REASON: usize = 64;
 
@@ -62,10 +60,7 @@ fn unique<'a>(what: &str, names: impl IntoIterator<Item = &'a String>) -> Checke
 }
 
 fn value(what: &str, name: &str, value: f64) -> Checked<()> {
-    if value.is_finite() && value.abs() <= MAX_VALUE {
-        return Ok(());
-    }
-    Err(format!("{what} `{name}` is {value:e}; values must be finite and at most {MAX_VALUE:e} in magnitude"))
+    prl_types::check_value(&format!("{what} `{name}`"), value)
 }
 
 /// A task that was asked for as `(split, index, seed)`.

@@ -5,10 +5,8 @@ use crate::contract::Guest;
 use crate::file::Linked;
 use crate::limits::MemoryCap;
 use crate::state::{Caller, State, Waits};
-use crate::{
-    Completion, EnvError, EnvInfo, EnvTurn, Failure, GroupMember, Limits, LogSink, RolloutContext, Services, check,
-};
-use prl_types::{Score, Task};
+use crate::{Completion, EnvError, EnvInfo, Failure, GroupMember, Limits, LogSink, RolloutContext, Services, check};
+use prl_types::{EnvTurn, Score, Task};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;

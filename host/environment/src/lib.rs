@@ -43,4 +43,6 @@ pub use services::{
     ServiceError, Services,
 };
 pub use session::Session;
-pub use turn::{Completion, EnvTurn, Finish, GroupMember, RolloutContext, SamplingHints, Stop};
+pub use turn::{Completion, Finish, GroupMember};
+
+pub use prl_types::RolloutContext;

@@ -3,10 +3,10 @@
 
 use crate::instance::{Deadline, Identity, Instance};
 use crate::session::Session;
-use crate::turn::{GroupMember, RolloutContext};
+use crate::turn::GroupMember;
 use crate::{EnvError, EnvFile, EnvInfo, Failure, Limits, LogSink, Services, StartError, check, log, schema};
 use futures::future::BoxFuture;
-use prl_types::{Score, Task};
+use prl_types::{RolloutContext, Score, Task};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

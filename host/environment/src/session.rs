@@ -4,9 +4,9 @@
 use crate::instance::{Deadline, Instance};
 use crate::pool::{Isolation, Seat, Shared};
 use crate::state::Caller;
-use crate::turn::{Completion, EnvTurn, RolloutContext};
+use crate::turn::Completion;
 use crate::{EnvError, EnvInfo, Failure};
-use prl_types::{Score, Task};
+use prl_types::{EnvTurn, RolloutContext, Score, Task};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -1,25 +1,8 @@
 //! What goes to and fro in a rollout, in the project's terms. Plain data; how it crosses the border is the contract's
 //! business, and whether it makes sense is `check`'s.
 
-use prl_types::{Message, Metric, Score, ToolDef};
+use prl_types::{Message, RolloutContext, SamplingHints, Score};
 use serde_json::Value;
-
-/// What a rollout is told about itself; its seed is all the randomness it may use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RolloutContext {
-    /// Unique in the run.
-    pub id: String,
-    /// Seed of this rollout.
-    pub seed: u64,
-    /// Its place in the group, from 0.
-    pub member: u32,
-    /// Rollouts in the group.
-    pub group_size: u32,
-    /// Trainer step of the sampling policy.
-    pub step: u64,
-    /// Whether it is an evaluation.
-    pub eval: bool,
-}
 
 /// Why sampling of a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,63 +46,26 @@ pub struct Completion {
     pub turns_left: Option<u32>,
 }
 
-/// The environment's wish to end the rollout.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stop {
-    /// A limit of its own, rather than an end (success and failure alike).
-    pub truncated: bool,
-    /// Such as `answered`.
-    pub reason: String,
-}
-
-/// How the environment would like the next turn to be sampled.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SamplingHints {
-    /// Most tokens, where the run's own limit is not lower.
-    pub max_tokens: Option<u32>,
-    /// Texts that end the turn, beside the run's.
-    pub stop: Vec<String>,
-}
-
-impl SamplingHints {
-    /// From the contract's object.
-    pub(crate) fn of(json: Value) -> Result<Self, String> {
-        let Value::Object(given) = json else { return Err("the sampling hints are not an object".into()) };
-        let mut hints = SamplingHints::default();
-        for (name, value) in given {
-            let wrong = || format!("the sampling hint `{name}` is {value}");
-            match name.as_str() {
-                "max_tokens" => {
-                    let tokens = value.as_u64().and_then(|tokens| u32::try_from(tokens).ok());
-                    hints.max_tokens = Some(tokens.filter(|tokens| *tokens > 0).ok_or_else(wrong)?);
-                }
-                "stop" => {
-                    let texts = value.as_array().ok_or_else(wrong)?;
-                    let text = |text: &Value| text.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-                    hints.stop = texts.iter().map(text).collect::<Option<_>>().ok_or_else(wrong)?;
-                }
-                _ => return Err(format!("there is no sampling hint `{name}`; there are `max_tokens` and `stop`")),
+/// Sampling hints from the contract's object.
+pub(crate) fn hints(json: Value) -> Result<SamplingHints, String> {
+    let Value::Object(given) = json else { return Err("the sampling hints are not an object".into()) };
+    let mut hints = SamplingHints::default();
+    for (name, value) in given {
+        let wrong = || format!("the sampling hint `{name}` is {value}");
+        match name.as_str() {
+            "max_tokens" => {
+                let tokens = value.as_u64().and_then(|tokens| u32::try_from(tokens).ok());
+                hints.max_tokens = Some(tokens.filter(|tokens| *tokens > 0).ok_or_else(wrong)?);
             }
+            "stop" => {
+                let texts = value.as_array().ok_or_else(wrong)?;
+                let text = |text: &Value| text.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+                hints.stop = texts.iter().map(text).collect::<Option<_>>().ok_or_else(wrong)?;
+            }
+            _ => return Err(format!("there is no sampling hint `{name}`; there are `max_tokens` and `stop`")),
         }
-        Ok(hints)
     }
-}
-
-/// What the environment says back. Checked: finite numbers, known names.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EnvTurn {
-    /// To be appended before the next sample.
-    pub messages: Vec<Message>,
-    /// Dense credit for the turn just taken.
-    pub reward: Option<f64>,
-    /// Set: sample no more.
-    pub stop: Option<Stop>,
-    /// Replaces the offered tools from the next sample on.
-    pub tools: Option<Vec<ToolDef>>,
-    /// Numbers without reward.
-    pub metrics: Vec<Metric>,
-    /// Hints for the next sample.
-    pub sampling: SamplingHints,
+    Ok(hints)
 }
 
 /// A member of a group that is scored as a whole.
@@ -144,8 +90,8 @@ mod tests {
 
     #[test]
     fn hints_are_known_or_refused() {
-        let hints = SamplingHints::of(json!({ "max_tokens": 5, "stop": ["\n"] })).unwrap();
-        assert_eq!(hints, SamplingHints { max_tokens: Some(5), stop: vec!["\n".into()] });
+        let read = hints(json!({ "max_tokens": 5, "stop": ["\n"] })).unwrap();
+        assert_eq!(read, SamplingHints { max_tokens: Some(5), stop: vec!["\n".into()] });
         for (bad, words) in [
             (json!({ "max_tokens": 0 }), "the sampling hint `max_tokens` is 0"),
             (json!({ "stop": "x" }), "the sampling hint `stop` is \"x\""),
@@ -153,7 +99,7 @@ mod tests {
             (json!({ "temperature": 2 }), "there is no sampling hint `temperature`; there are `max_tokens` and `stop`"),
             (json!([]), "the sampling hints are not an object"),
         ] {
-            assert_eq!(SamplingHints::of(bad).unwrap_err(), words);
+            assert_eq!(hints(bad).unwrap_err(), words);
         }
     }
 }

@@ -39,8 +39,8 @@ mod tasks;
 pub use error::Error;
 pub use eval::pass_at_k;
 pub use ports::{
-    Algorithm, Deps, Env, EnvTurn, Finished, Hints, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered,
-    Renderer, SampleRequest, Scored, Session, StepInput, Stop, TrainDeps, TrainReport, Trainer,
+    Algorithm, Deps, Env, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer,
+    SampleRequest, Scored, Session, StepInput, TrainDeps, TrainReport, Trainer,
 };
 pub use progress::{EnvShare, Outcome, Progress, StepReport};
 pub use seed::{derive, fnv1a};

@@ -4,8 +4,8 @@
 use crate::{Progress, StepReport};
 use futures::future::BoxFuture;
 use prl_types::{
-    Batch, Eval, FinishReason, Message, Metric, PolicyVersion, RoleSpan, Rollout, RolloutId, Sampled, Score, Step,
-    Streams, Task, TokenId, ToolDef,
+    Batch, EnvTurn, Eval, FinishReason, Message, Metric, PolicyVersion, RoleSpan, Rollout, RolloutId, Sampled, Score,
+    Step, Streams, Task, TokenId, ToolDef,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,41 +82,6 @@ pub struct OpenRequest {
     pub seed: u64,
     /// The step that the rollout is sampled for.
     pub step: Step,
-}
-
-/// The environment's word that a rollout is over.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Stop {
-    /// Cut off by the environment's own limit rather than ended.
-    pub truncated: bool,
-    /// For example `solved`.
-    pub reason: String,
-}
-
-/// How an environment would like the next turn to be sampled.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Hints {
-    /// Most tokens, where the settings do not say fewer.
-    pub max_tokens: Option<usize>,
-    /// Texts that end the turn, beside those of the settings.
-    pub stop: Vec<String>,
-}
-
-/// What an environment says after `start` or `step`.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct EnvTurn {
-    /// Appended to the conversation before the next sampled turn.
-    pub messages: Vec<Message>,
-    /// Dense credit for the turn just taken; added to the rollout's reward.
-    pub reward: Option<f64>,
-    /// Set when the rollout is over.
-    pub stop: Option<Stop>,
-    /// Replaces the offered tools from the next sampled turn on.
-    pub tools: Option<Vec<ToolDef>>,
-    /// Added up over turns by name.
-    pub metrics: Vec<Metric>,
-    /// For the next sampled turn only.
-    pub sampling: Hints,
 }
 
 /// One sampled turn, for the environment.

@@ -5,20 +5,16 @@
 use crate::clock::Clock;
 use crate::seed::derive;
 use crate::{
-    Env, EnvTurn, Finished, Hints, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest,
-    Sampling, Session, StepInput, Stop,
+    Env, Finished, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest, Sampling, Session,
+    StepInput,
 };
 use prl_types::{
-    ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample, Sampled, Score,
-    Step, Task, Timing, TokenId, ToolDef, Truncation, Turn,
+    EnvTurn, ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample,
+    Sampled, SamplingHints, Score, Step, Stop, Task, TokenId, ToolDef, Truncation, Turn,
 };
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
-
-/// Largest magnitude of a reward, component or metric; anything beyond is an environment error, since it would drown
-/// every other number it is averaged with.
-const MAX_VALUE: f64 = 1e9;
 
 /// Turns after which any rollout is cut off.
 const MAX_TURNS: u32 = 1000;
@@ -70,36 +66,15 @@ impl Plan {
 
     /// A rollout record with nothing in it yet.
     pub(crate) fn blank(&self) -> Rollout {
-        Rollout {
-            id: self.id,
-            task: self.task.clone(),
-            turns: Vec::new(),
-            samples: Vec::new(),
-            streams: Vec::new(),
-            reward: 0.0,
-            score: Score::default(),
-            error: None,
-            truncation: None,
-            stop_condition: String::new(),
-            filters: Vec::new(),
-            is_filtered: false,
-            policy_version: self.version,
-            timing: Timing::default(),
-        }
+        Rollout::new(self.id, self.task.clone(), self.version)
     }
 
     /// The rollout as a failed one.
     pub(crate) fn failed(&self, kind: ErrorKind, message: impl Into<String>) -> Finished {
         let mut rollout = self.blank();
-        fail(&mut rollout, RolloutError { kind, message: message.into() });
+        rollout.fail(RolloutError { kind, message: message.into() });
         Finished { rollout, opening: Vec::new(), request: self.request() }
     }
-}
-
-/// Marks a rollout as failed.
-pub(crate) fn fail(rollout: &mut Rollout, error: RolloutError) {
-    rollout.stop_condition = "error".into();
-    rollout.error = Some(error);
 }
 
 /// Runs a rollout. Whatever goes wrong ends up in its `error`.
@@ -108,13 +83,9 @@ pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
     let mut record = Record { rollout: plan.blank(), opening: Vec::new(), metrics: Vec::new() };
     let result = drive(&parts, &plan, &mut record, clock).await;
     let Record { mut rollout, opening, metrics } = record;
-    for metric in metrics {
-        if !rollout.score.metrics.iter().any(|m| m.name == metric.name) {
-            rollout.score.metrics.push(metric);
-        }
-    }
+    rollout.score.take_counted(metrics);
     if let Err(error) = result {
-        fail(&mut rollout, error);
+        rollout.fail(error);
     }
     rollout.timing.total = clock.seconds();
     Finished { rollout, opening, request: plan.request() }
@@ -130,7 +101,7 @@ pub(crate) fn total_reward(score: &Score, turns: &[Turn]) -> Result<f64, Rollout
         check_value(&format!("the weight of reward component `{}`", c.name), c.weight)?;
     }
     check_metrics(&score.metrics)?;
-    let total = score.total() + turns.iter().filter_map(|t| t.reward).sum::<f64>();
+    let total = score.reward(turns);
     check_value("the total reward", total)?;
     Ok(total)
 }
@@ -143,12 +114,7 @@ struct Record {
 
 impl Record {
     fn take_metrics(&mut self, turn: &EnvTurn) -> Result<(), RolloutError> {
-        for metric in &turn.metrics {
-            match self.metrics.iter_mut().find(|m| m.name == metric.name) {
-                Some(known) => known.value += metric.value,
-                None => self.metrics.push(metric.clone()),
-            }
-        }
+        Metric::add_all(&mut self.metrics, &turn.metrics);
         check_metrics(&self.metrics)
     }
 
@@ -253,7 +219,7 @@ async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) ->
 struct Talk {
     messages: Vec<Message>,
     tools: Vec<ToolDef>,
-    hints: Hints,
+    hints: SamplingHints,
     /// When the rollout is cut off.
     until: Option<Instant>,
 }
@@ -273,7 +239,7 @@ async fn converse(
     let mut branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?);
     for turn in 0..max_turns {
         let room = parts.seq_len.saturating_sub(branch.ids.len());
-        let limits = [parts.sampling.max_completion_tokens, hints.max_tokens];
+        let limits = [parts.sampling.max_completion_tokens, hints.max_tokens.map(|tokens| tokens as usize)];
         let max_tokens = limits.into_iter().flatten().fold(room, usize::min);
         let stop = std::mem::take(&mut hints).stop;
         let drawn = sample(parts, plan, record, turn, &branch.ids, max_tokens, stop);
@@ -376,10 +342,7 @@ fn check_metrics(metrics: &[Metric]) -> Result<(), RolloutError> {
 }
 
 fn check_value(what: &str, value: f64) -> Result<(), RolloutError> {
-    if value.is_finite() && value.abs() <= MAX_VALUE {
-        return Ok(());
-    }
-    Err(env_error(format!("{what} is {value:e}; values must be finite and at most {MAX_VALUE:e} in magnitude")))
+    prl_types::check_value(what, value).map_err(env_error)
 }
 
 fn env_error(message: String) -> RolloutError {

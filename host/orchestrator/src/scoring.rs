@@ -32,7 +32,7 @@ impl Verdict {
             rollout.reward = reward;
         }
         if let Some(error) = self.error {
-            crate::rollout::fail(rollout, error);
+            rollout.fail(error);
         }
         rollout.streams = self.streams;
         if let Some(name) = self.dropped {

@@ -16,13 +16,20 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 /// # Errors
 /// [`Error::Settings`].
 pub fn check(settings: &Settings, train: &[Arc<dyn Env>], eval: &[Arc<dyn Env>]) -> Result<(), Error> {
+    sizes(settings, train, eval).map(drop)
+}
+
+/// The same, with the sizes of the training splits and how many tasks each evaluation takes.
+fn sizes(
+    settings: &Settings,
+    train: &[Arc<dyn Env>],
+    eval: &[Arc<dyn Env>],
+) -> Result<(Vec<Option<u64>>, Vec<u64>), Error> {
     settings.validate()?;
     if train.len() != settings.train.len() || eval.len() != settings.eval.len() {
         return Err(Error::settings("env", "there must be one environment for each name"));
     }
-    train_sizes(settings, train)?;
-    eval_counts(settings, eval)?;
-    Ok(())
+    Ok((train_sizes(settings, train)?, eval_counts(settings, eval)?))
 }
 
 /// Runs to the last step, to a stop, or to an error. Whichever it is, every rollout that was started has reached the
@@ -33,9 +40,7 @@ pub fn check(settings: &Settings, train: &[Arc<dyn Env>], eval: &[Arc<dyn Env>])
 /// See [`Error`].
 pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
     let train: Vec<Arc<dyn Env>> = deps.train.iter().map(|d| d.env.clone()).collect();
-    check(&settings, &train, &deps.eval)?;
-    let sizes = train_sizes(&settings, &train)?;
-    let counts = eval_counts(&settings, &deps.eval)?;
+    let (sizes, counts) = sizes(&settings, &train, &deps.eval)?;
     for (env, parts) in settings.train.iter().zip(&deps.train) {
         let needed = parts.algorithm.min_group();
         if (env.group_size as usize) < needed {

@@ -1,7 +1,7 @@
 //! Metric names of a training step, and the arithmetic of throughput. Owns which summaries of which values are reported;
 //! must not know how the values came about.
 
-use prl_model::ModelConfig;
+use prl_model::{Learner, ModelConfig};
 use prl_types::Summary;
 use std::collections::BTreeMap;
 
@@ -32,20 +32,19 @@ pub(crate) struct Cost {
     pub seq_len: usize,
     /// The device's peak, when known.
     pub peak_flops: Option<f64>,
-    /// Most memory that was in use on the device, where it has its own.
-    pub device_peak_gib: Option<f64>,
 }
 
 /// Adds `perf/*`. Throughput counts the tokens that were there: rows are never padded. Peak memory is the device's, or else
 /// the process's largest resident set, where the system tells it.
-pub(crate) fn put_perf(metrics: &mut StepMetrics, config: &ModelConfig, cost: &Cost) {
+pub(crate) fn put_perf(metrics: &mut StepMetrics, learner: &Learner, cost: &Cost) {
     let throughput = if cost.seconds > 0.0 { cost.tokens as f64 / cost.seconds } else { 0.0 };
     put(metrics, "perf/throughput", throughput);
     put(metrics, "perf/throughput_per_gpu", throughput);
     if let Some(peak) = cost.peak_flops.filter(|p| *p > 0.0) {
-        put(metrics, "perf/mfu", 100.0 * flops_per_token(config, cost.seq_len) * throughput / peak);
+        put(metrics, "perf/mfu", 100.0 * flops_per_token(learner.config(), cost.seq_len) * throughput / peak);
     }
-    if let Some(gib) = cost.device_peak_gib.or_else(peak_memory_gib) {
+    let device_gib = learner.device_peak_bytes().map(|bytes| bytes as f64 / (1u64 << 30) as f64);
+    if let Some(gib) = device_gib.or_else(peak_memory_gib) {
         put(metrics, "perf/peak_memory", gib);
     }
 }

@@ -24,7 +24,7 @@ const UPDATES: &str = "updates";
 /// the root.
 pub(crate) struct Optimizer {
     rule: AdamW,
-    /// The same rule in numbers; the learning rate is that of the last step.
+    /// The same rule in numbers, but for the learning rate, which every step brings.
     numbers: AdamWNumbers,
     /// By parameter id; empty before the first update, and for a model that keeps its own.
     states: BTreeMap<u64, DynState>,
@@ -75,14 +75,13 @@ impl Optimizer {
     }
 
     fn step(&mut self, stepper: Stepper<'_>, lr: f64) -> Result<FusedStep, TrainerError> {
-        self.numbers.lr = lr;
         match stepper {
-            Stepper::Host(host) => self.step_here(host),
-            Stepper::Fused(fused) => Ok(fused.step(&self.numbers)?),
+            Stepper::Host(host) => self.step_here(host, lr),
+            Stepper::Fused(fused) => Ok(fused.step(&AdamWNumbers { lr, ..self.numbers })?),
         }
     }
 
-    fn step_here(&mut self, host: &mut HostLearner) -> Result<FusedStep, TrainerError> {
+    fn step_here(&mut self, host: &mut HostLearner, lr: f64) -> Result<FusedStep, TrainerError> {
         let grad_norm = host.grad_norm()?;
         let zero_grad_ratio = host.zero_grad_ratio()?;
         if !grad_norm.is_finite() {
@@ -95,7 +94,6 @@ impl Optimizer {
                 host.scale_grads(factor as f32);
             }
         }
-        let lr = self.numbers.lr;
         host.update(|decoder, grads| decoder.map(&mut Mapper { optimizer: self, grads, lr }));
         Ok(FusedStep { grad_norm, zero_grad_ratio, applied: true })
     }

@@ -129,14 +129,9 @@ impl SftTrainer {
         put(&mut metrics, "progress/num_tokens", progress.total_tokens as f64);
         put(&mut metrics, "progress/skipped_documents", self.packer.skipped as f64);
         let seconds = started.elapsed().as_secs_f64();
-        let cost = Cost {
-            tokens,
-            seconds: seconds - loaded,
-            seq_len: self.parts.seq_len,
-            peak_flops: self.parts.peak_flops,
-            device_peak_gib: self.learner.device_peak_bytes().map(|b| b as f64 / (1u64 << 30) as f64),
-        };
-        put_perf(&mut metrics, self.learner.config(), &cost);
+        let cost =
+            Cost { tokens, seconds: seconds - loaded, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
+        put_perf(&mut metrics, &self.learner, &cost);
         put(&mut metrics, "time/load_data", loaded);
         put(&mut metrics, "time/forward_backward", forward_backward);
         put(&mut metrics, "time/step", seconds);

@@ -155,14 +155,8 @@ impl Trainer {
         put(&mut metrics, "zero_trainable_batches", self.progress.zero_trainable_batches as f64);
         put_losses(&mut metrics, loss, &members, &seen);
         let seconds = started.elapsed().as_secs_f64();
-        let cost = Cost {
-            tokens,
-            seconds,
-            seq_len: self.parts.seq_len,
-            peak_flops: self.parts.peak_flops,
-            device_peak_gib: self.learner.device_peak_bytes().map(|b| b as f64 / (1u64 << 30) as f64),
-        };
-        put_perf(&mut metrics, self.learner.config(), &cost);
+        let cost = Cost { tokens, seconds, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
+        put_perf(&mut metrics, &self.learner, &cost);
         put(&mut metrics, "time/forward_backward", forward_backward);
         put(&mut metrics, "time/step", seconds);
         Ok(StepOutcome { update, metrics })

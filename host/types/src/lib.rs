@@ -3,6 +3,7 @@
 //! Owns plain data and its invariants. Must not know how anything is computed: no tensors, no files, no threads.
 
 mod batch;
+mod env;
 mod ids;
 mod message;
 mod rollout;
@@ -10,10 +11,11 @@ mod sample;
 mod stats;
 
 pub use batch::{Batch, BatchItem};
+pub use env::{EnvTurn, RolloutContext, SamplingHints, Stop};
 pub use ids::{GroupId, PolicyVersion, RolloutId, Step, TokenId};
 pub use message::{Message, Role, ToolCall, ToolDef};
 pub use rollout::{
-    ErrorKind, Eval, Metric, RewardComponent, Rollout, RolloutError, Score, Task, Timing, Truncation, Turn,
+    ErrorKind, Eval, Metric, RewardComponent, Rollout, RolloutError, Score, Task, Timing, Truncation, Turn, check_value,
 };
 pub use sample::{FinishReason, RoleSpan, Sample, SampleError, Sampled, Streams};
 pub use stats::{Summary, masked_mean};

@@ -41,6 +41,18 @@ pub struct Metric {
     pub value: f64,
 }
 
+impl Metric {
+    /// Adds `more` to `sums` by name.
+    pub fn add_all(sums: &mut Vec<Metric>, more: &[Metric]) {
+        for metric in more {
+            match sums.iter_mut().find(|known| known.name == metric.name) {
+                Some(known) => known.value += metric.value,
+                None => sums.push(metric.clone()),
+            }
+        }
+    }
+}
+
 /// One line of the rubric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardComponent {
@@ -69,6 +81,35 @@ impl Score {
     pub fn total(&self) -> f64 {
         self.components.iter().map(|c| c.value * c.weight).sum()
     }
+
+    /// A rollout's reward: Σ value·weight plus the rewards of its turns.
+    pub fn reward(&self, turns: &[Turn]) -> f64 {
+        self.total() + turns.iter().filter_map(|turn| turn.reward).sum::<f64>()
+    }
+
+    /// Takes in what turns counted, but for names that the score has itself.
+    pub fn take_counted(&mut self, counted: Vec<Metric>) {
+        for metric in counted {
+            if !self.metrics.iter().any(|known| known.name == metric.name) {
+                self.metrics.push(metric);
+            }
+        }
+    }
+}
+
+/// Largest magnitude of a reward, component or metric; anything beyond would drown every other number it is averaged
+/// with.
+const MAX_VALUE: f64 = 1e9;
+
+/// Checks a number that an environment gave; `what` names it.
+///
+/// # Errors
+/// It is not finite or too large.
+pub fn check_value(what: &str, value: f64) -> Result<(), String> {
+    if value.is_finite() && value.abs() <= MAX_VALUE {
+        return Ok(());
+    }
+    Err(format!("{what} is {value:e}; values must be finite and at most {MAX_VALUE:e} in magnitude"))
 }
 
 /// Whose fault an error was.
@@ -166,6 +207,43 @@ pub struct Rollout {
 }
 
 impl Rollout {
+    /// A record with nothing in it yet.
+    pub fn new(id: RolloutId, task: Arc<Task>, policy_version: PolicyVersion) -> Self {
+        Rollout {
+            id,
+            task,
+            turns: Vec::new(),
+            samples: Vec::new(),
+            streams: Vec::new(),
+            reward: 0.0,
+            score: Score::default(),
+            error: None,
+            truncation: None,
+            stop_condition: String::new(),
+            filters: Vec::new(),
+            is_filtered: false,
+            policy_version,
+            timing: Timing::default(),
+        }
+    }
+
+    /// Marks it as failed.
+    pub fn fail(&mut self, error: RolloutError) {
+        self.stop_condition = "error".into();
+        self.error = Some(error);
+    }
+
+    /// The whole conversation: the prompt, what the environment opened with, and every turn with its replies.
+    pub fn conversation<'a>(&self, opening: impl IntoIterator<Item = &'a Message>) -> Vec<Message> {
+        let mut messages = self.task.prompt.clone();
+        messages.extend(opening.into_iter().cloned());
+        for turn in &self.turns {
+            messages.push(turn.message.clone());
+            messages.extend(turn.replies.iter().cloned());
+        }
+        messages
+    }
+
     /// Sampled tokens over all samples.
     pub fn output_tokens(&self) -> usize {
         self.samples.iter().map(Sample::output_tokens).sum()

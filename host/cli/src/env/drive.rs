@@ -1,12 +1,12 @@
 //! One rollout with something else than the engine in the model's place: a script, a person, a server. Owns the loop of
 //! turns and its limits, which are the orchestrator's in messages instead of tokens; must not know who speaks.
 
-use super::record::{Answer, Context, Environment, Replay, Turn, finish_name};
+use super::record::{Answer, Environment, Replay, Turn, finish_name};
 use futures::future::BoxFuture;
-use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext, SamplingHints};
+use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext};
 use prl_types::{
-    ErrorKind, GroupId, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Score, Task, Timing, ToolDef,
-    Truncation,
+    ErrorKind, GroupId, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, SamplingHints, Score, Task,
+    ToolDef, Truncation,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -113,15 +113,9 @@ impl Played {
     /// As a member of its group.
     pub fn member(&self) -> GroupMember {
         let rollout = &self.rollout;
-        let mut messages = rollout.task.prompt.clone();
-        messages.extend(self.replay.opening.iter().flat_map(|opening| opening.messages.iter().cloned()));
-        for turn in &rollout.turns {
-            messages.push(turn.message.clone());
-            messages.extend(turn.replies.iter().cloned());
-        }
         GroupMember {
             context: self.context.clone(),
-            messages,
+            messages: rollout.conversation(self.replay.opening.iter().flat_map(|opening| &opening.messages)),
             truncated: rollout.truncation.as_ref().map(|cut| cut.reason.clone()),
             score: rollout.score.clone(),
             reward: rollout.reward,
@@ -130,56 +124,25 @@ impl Played {
 
     /// Replaces its score by one of its group.
     pub fn rescore(&mut self, score: Score) {
-        self.rollout.reward = score.total() + turn_rewards(&self.rollout);
+        self.rollout.reward = score.reward(&self.rollout.turns);
         self.rollout.score = score;
     }
 
     /// Marks it as failed.
     pub fn fail(&mut self, message: String) {
-        fail(&mut self.rollout, RolloutError { kind: ErrorKind::EnvError, message });
+        self.rollout.fail(RolloutError { kind: ErrorKind::EnvError, message });
     }
-}
-
-fn turn_rewards(rollout: &Rollout) -> f64 {
-    rollout.turns.iter().filter_map(|turn| turn.reward).sum()
-}
-
-fn fail(rollout: &mut Rollout, error: RolloutError) {
-    rollout.stop_condition = "error".into();
-    rollout.error = Some(error);
 }
 
 /// Plays one rollout to its score. Whatever goes wrong ends up in its `error`.
 pub async fn play(pool: &Pool, plan: &Plan, environment: &Environment, speaker: &mut dyn Speaker) -> Played {
     let context = plan.context();
     let mut played = Played {
-        rollout: Rollout {
-            id: plan.id,
-            task: plan.task.clone(),
-            turns: Vec::new(),
-            samples: Vec::new(),
-            streams: Vec::new(),
-            reward: 0.0,
-            score: Score::default(),
-            error: None,
-            truncation: None,
-            stop_condition: String::new(),
-            filters: Vec::new(),
-            is_filtered: false,
-            policy_version: PolicyVersion(0),
-            timing: Timing::default(),
-        },
+        rollout: Rollout::new(plan.id, plan.task.clone(), PolicyVersion(0)),
         replay: Replay {
             prl: env!("CARGO_PKG_VERSION").into(),
             env: environment.clone(),
-            context: Context {
-                id: context.id.clone(),
-                seed: context.seed,
-                member: context.member,
-                group_size: context.group_size,
-                step: context.step,
-                eval: context.eval,
-            },
+            context: context.clone(),
             ..Replay::default()
         },
         slowest: Duration::ZERO,
@@ -188,13 +151,9 @@ pub async fn play(pool: &Pool, plan: &Plan, environment: &Environment, speaker: 
     let started = Instant::now();
     let mut metrics = Vec::new();
     if let Err(error) = drive(pool, plan, &mut played, &mut metrics, speaker).await {
-        fail(&mut played.rollout, error);
+        played.rollout.fail(error);
     }
-    for metric in metrics {
-        if !played.rollout.score.metrics.iter().any(|known| known.name == metric.name) {
-            played.rollout.score.metrics.push(metric);
-        }
-    }
+    played.rollout.score.take_counted(metrics);
     played.rollout.timing.total = started.elapsed().as_secs_f64();
     played
 }
@@ -214,7 +173,7 @@ async fn drive(
     let mut hints = start.sampling.clone();
     let opening = Answer::from(start);
     speaker.hear(&opening);
-    add(metrics, &opening.metrics);
+    Metric::add_all(metrics, &opening.metrics);
     let mut messages = plan.task.prompt.clone();
     messages.extend(opening.messages.iter().cloned());
     let mut tools = opening.tools.clone().unwrap_or_else(|| plan.task.tools.clone());
@@ -253,7 +212,7 @@ async fn drive(
         hints = reply.sampling.clone();
         let answer = Answer::from(reply);
         speaker.hear(&answer);
-        add(metrics, &answer.metrics);
+        Metric::add_all(metrics, &answer.metrics);
         if let Some(last) = rollout.turns.last_mut() {
             last.reward = answer.reward;
             last.replies.clone_from(&answer.messages);
@@ -283,7 +242,7 @@ async fn drive(
     rollout.stop_condition = stop.map(|stop| stop.reason).or(cut).unwrap_or_default();
     replay.truncated = rollout.truncation.as_ref().map(|cut| cut.reason.clone());
     let score = clock.of(session.score(replay.truncated.as_deref())).await.map_err(|error| failed(replay, error))?;
-    rollout.reward = score.total() + turn_rewards(rollout);
+    rollout.reward = score.reward(&rollout.turns);
     replay.score = Some(score.clone());
     rollout.score = score;
     Ok(())
@@ -306,13 +265,4 @@ impl Clock<'_> {
 fn failed(replay: &mut Replay, error: EnvError) -> RolloutError {
     replay.error = Some(error.to_string());
     RolloutError { kind: error.kind(), message: error.to_string() }
-}
-
-fn add(sums: &mut Vec<Metric>, metrics: &[Metric]) {
-    for metric in metrics {
-        match sums.iter_mut().find(|known| known.name == metric.name) {
-            Some(known) => known.value += metric.value,
-            None => sums.push(metric.clone()),
-        }
-    }
 }

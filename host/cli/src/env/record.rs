@@ -2,7 +2,7 @@
 //! the environment was, was told and said. Owns the form on disk and the hash; must not know who writes or reads it.
 
 use prl_environment::{Finish, Pool};
-use prl_types::{Message, Metric, Rollout, Score, ToolDef};
+use prl_types::{Message, Metric, Rollout, RolloutContext, Score, ToolDef};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -36,7 +36,7 @@ pub struct Replay {
     /// The environment.
     pub env: Environment,
     /// What the rollout was told about itself.
-    pub context: Context,
+    pub context: RolloutContext,
     /// What the environment said before the first turn; `None` where it did not get so far.
     pub opening: Option<Answer>,
     /// The sampled turns, in the order of the rollout's.
@@ -77,23 +77,6 @@ pub struct Environment {
     /// Instructions of one call; absent where they were not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuel: Option<u64>,
-}
-
-/// What a rollout is told about itself.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Context {
-    /// Unique in the run.
-    pub id: String,
-    /// Seed of the environment's randomness.
-    pub seed: u64,
-    /// Place in the group.
-    pub member: u32,
-    /// Rollouts in the group.
-    pub group_size: u32,
-    /// Step of the trainer.
-    pub step: u64,
-    /// Whether it was an evaluation.
-    pub eval: bool,
 }
 
 /// One sampled turn beside its message.
@@ -149,8 +132,8 @@ pub struct Ended {
     pub reason: String,
 }
 
-impl From<prl_environment::EnvTurn> for Answer {
-    fn from(turn: prl_environment::EnvTurn) -> Self {
+impl From<prl_types::EnvTurn> for Answer {
+    fn from(turn: prl_types::EnvTurn) -> Self {
         Answer {
             messages: turn.messages,
             reward: turn.reward,
@@ -158,20 +141,6 @@ impl From<prl_environment::EnvTurn> for Answer {
             tools: turn.tools,
             metrics: turn.metrics,
             max_tokens: turn.sampling.max_tokens.map(u64::from),
-            stop_texts: turn.sampling.stop,
-        }
-    }
-}
-
-impl From<prl_orchestrator::EnvTurn> for Answer {
-    fn from(turn: prl_orchestrator::EnvTurn) -> Self {
-        Answer {
-            messages: turn.messages,
-            reward: turn.reward,
-            stop: turn.stop.map(|stop| Ended { truncated: stop.truncated, reason: stop.reason }),
-            tools: turn.tools,
-            metrics: turn.metrics,
-            max_tokens: turn.sampling.max_tokens.map(|tokens| tokens as u64),
             stop_texts: turn.sampling.stop,
         }
     }

@@ -5,7 +5,7 @@ use super::open::{Opened, Purpose};
 use super::{Pull, Push, open};
 use crate::failure::{Failure, input};
 use crate::logging;
-use prl_registry::{Asset, Credentials, Package, Reference, Registry, cached};
+use prl_registry::{Asset, Credentials, Package, Reference, Registry};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -77,18 +77,13 @@ pub fn check_pinned(text: &str) -> Result<(), String> {
 
 fn fetch(reference: &Reference) -> Result<prl_registry::Pulled, String> {
     let cache = cache().ok_or("there is no folder to keep environments in: set HOME or XDG_CACHE_HOME")?;
-    if let Some(there) = cached(reference, &cache) {
-        return Ok(there);
-    }
     let registry = Registry::new(reference, credentials());
     registry.pull(reference, &cache).map_err(|error| error.to_string())
 }
 
 /// `envs` beside the cache of compiled components.
 fn cache() -> Option<PathBuf> {
-    let var = |name: &str| std::env::var_os(name);
-    let compiled = prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref());
-    compiled.map(|dir| dir.with_file_name("envs"))
+    crate::environments::compiled_cache().map(|dir| dir.with_file_name("envs"))
 }
 
 fn credentials() -> Option<Credentials> {

@@ -3,8 +3,8 @@
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext};
-use prl_orchestrator::{Env, EnvTurn, Finished, Hints, OpenRequest, Purpose, Session, StepInput, Stop};
-use prl_types::{Score, Task};
+use prl_orchestrator::{Env, Finished, OpenRequest, Purpose, Session, StepInput};
+use prl_types::{EnvTurn, Score, Task};
 use std::sync::Arc;
 
 /// A configured environment.
@@ -51,7 +51,8 @@ impl Env for PoolEnv {
     }
 }
 
-fn context(request: &OpenRequest) -> RolloutContext {
+/// What a rollout is told about itself.
+pub fn context(request: &OpenRequest) -> RolloutContext {
     RolloutContext {
         id: request.id.to_string(),
         seed: request.seed,
@@ -64,15 +65,9 @@ fn context(request: &OpenRequest) -> RolloutContext {
 
 fn member(finished: &Finished) -> GroupMember {
     let rollout = &finished.rollout;
-    let mut messages = rollout.task.prompt.clone();
-    messages.extend(finished.opening.iter().cloned());
-    for turn in &rollout.turns {
-        messages.push(turn.message.clone());
-        messages.extend(turn.replies.iter().cloned());
-    }
     GroupMember {
         context: context(&finished.request),
-        messages,
+        messages: rollout.conversation(&finished.opening),
         truncated: rollout.truncation.as_ref().map(|t| t.reason.clone()),
         score: rollout.score.clone(),
         reward: rollout.reward,
@@ -88,23 +83,9 @@ impl PoolSession {
     }
 }
 
-fn env_turn(turn: prl_environment::EnvTurn) -> EnvTurn {
-    EnvTurn {
-        messages: turn.messages,
-        reward: turn.reward,
-        stop: turn.stop.map(|s| Stop { truncated: s.truncated, reason: s.reason }),
-        tools: turn.tools,
-        metrics: turn.metrics,
-        sampling: Hints {
-            max_tokens: turn.sampling.max_tokens.map(|tokens| tokens as usize),
-            stop: turn.sampling.stop,
-        },
-    }
-}
-
 impl Session for PoolSession {
     fn start(&mut self) -> BoxFuture<'_, Result<EnvTurn, String>> {
-        async move { self.live()?.start().await.map(env_turn).map_err(text) }.boxed()
+        async move { self.live()?.start().await.map_err(text) }.boxed()
     }
 
     fn step(&mut self, input: StepInput) -> BoxFuture<'_, Result<EnvTurn, String>> {
@@ -117,7 +98,7 @@ impl Session for PoolSession {
                 turns_left: Some(input.turns_left),
                 message: input.message,
             };
-            self.live()?.step(said).await.map(env_turn).map_err(text)
+            self.live()?.step(said).await.map_err(text)
         }
         .boxed()
     }

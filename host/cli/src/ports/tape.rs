@@ -1,13 +1,13 @@
 //! Takes down what passes between the orchestrator and its environments, for the rollout log. Owns which record belongs to
 //! which rollout; must not change what passes.
 
-use crate::env::record::{Answer, Context, Environment, Replay, Turn, finish_name};
+use crate::env::record::{Answer, Environment, Replay, Turn, finish_name};
 use crate::ports::env::PoolEnv;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::{Finish, Pool};
-use prl_orchestrator::{Env, EnvTurn, Finished, OpenRequest, Purpose, Session, StepInput};
-use prl_types::{Rollout, RolloutId, Score, Task};
+use prl_orchestrator::{Env, Finished, OpenRequest, Purpose, Session, StepInput};
+use prl_types::{EnvTurn, Rollout, RolloutId, Score, Task};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -57,14 +57,7 @@ impl Env for Taped {
         let tape = Arc::new(Mutex::new(Replay {
             prl: env!("CARGO_PKG_VERSION").into(),
             env: self.about.clone(),
-            context: Context {
-                id: request.id.to_string(),
-                seed: request.seed,
-                member: request.id.member,
-                group_size: request.group_size,
-                step: request.step,
-                eval: request.purpose == Purpose::Eval,
-            },
+            context: super::env::context(&request),
             ..Replay::default()
         }));
         self.tapes.insert((request.purpose, task.env.clone(), request.id), &tape);

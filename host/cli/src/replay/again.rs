@@ -6,10 +6,10 @@ use crate::env::record::{Answer, Environment, Line, Replay, finish_of};
 use crate::environments::{sandbox, seconds};
 use crate::failure::{Failure, input};
 use prl_environment::{
-    Assets, Completion, EnvError, Grant, GroupMember, Isolation, Kv, Limits, LoadConfig, Pool, PoolConfig,
-    RolloutContext, Sandbox, Services,
+    Assets, Completion, EnvError, Grant, GroupMember, Isolation, Kv, Limits, LoadConfig, Pool, PoolConfig, Sandbox,
+    Services,
 };
-use prl_types::{Message, Metric};
+use prl_types::Metric;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -196,40 +196,17 @@ fn key(env: &Environment) -> String {
     format!("{} {} {:?} {} {:?}", env.sha256, env.args, env.weights, env.memory_bytes, env.fuel)
 }
 
-fn context(replay: &Replay) -> RolloutContext {
-    let context = &replay.context;
-    RolloutContext {
-        id: context.id.clone(),
-        seed: context.seed,
-        member: context.member,
-        group_size: context.group_size,
-        step: context.step,
-        eval: context.eval,
-    }
-}
-
 /// As it was handed over to be scored with its group: its own score, and what its turns counted.
 fn member(line: &Line, replay: &Replay) -> GroupMember {
     let rollout = &line.rollout;
-    let mut messages: Vec<Message> = rollout.task.prompt.clone();
-    messages.extend(replay.opening.iter().flat_map(|opening| opening.messages.iter().cloned()));
-    for turn in &rollout.turns {
-        messages.push(turn.message.clone());
-        messages.extend(turn.replies.iter().cloned());
-    }
+    let messages = rollout.conversation(replay.opening.iter().flat_map(|opening| &opening.messages));
     let mut score = replay.score.clone().unwrap_or_default();
     let mut counted: Vec<Metric> = Vec::new();
     let answers = replay.opening.iter().chain(replay.turns.iter().filter_map(|turn| turn.answer.as_ref()));
-    for metric in answers.flat_map(|answer| &answer.metrics) {
-        match counted.iter_mut().find(|known| known.name == metric.name) {
-            Some(known) => known.value += metric.value,
-            None => counted.push(metric.clone()),
-        }
-    }
-    counted.retain(|metric| !score.metrics.iter().any(|known| known.name == metric.name));
-    score.metrics.extend(counted);
-    let reward = score.total() + rollout.turns.iter().filter_map(|turn| turn.reward).sum::<f64>();
-    GroupMember { context: context(replay), messages, truncated: replay.truncated.clone(), score, reward }
+    answers.for_each(|answer| Metric::add_all(&mut counted, &answer.metrics));
+    score.take_counted(counted);
+    let reward = score.reward(&rollout.turns);
+    GroupMember { context: replay.context.clone(), messages, truncated: replay.truncated.clone(), score, reward }
 }
 
 /// The record that the environment gives now. The error is for a record that makes no sense.
@@ -266,7 +243,7 @@ async fn play(
     new: &mut Replay,
 ) -> Result<(), EnvError> {
     let failed = recorded.error.is_some();
-    let mut session = pool.open(&line.rollout.task, context(recorded)).await?;
+    let mut session = pool.open(&line.rollout.task, recorded.context.clone()).await?;
     if recorded.opening.is_none() && !failed {
         return Ok(());
     }

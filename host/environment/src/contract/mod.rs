@@ -6,8 +6,8 @@
 mod v0_1;
 
 use crate::state::State;
-use crate::{Completion, EnvInfo, EnvTurn, Failure, GroupMember, RolloutContext};
-use prl_types::{Score, Task};
+use crate::{Completion, EnvInfo, Failure, GroupMember, RolloutContext};
+use prl_types::{EnvTurn, Score, Task};
 use wasmtime::component::{InstancePre, Linker, ResourceAny};
 use wasmtime::{Result, Store};
 

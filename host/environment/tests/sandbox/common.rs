@@ -1,10 +1,10 @@
 //! What the tests share: files, a sandbox whose compiled code is made once, a pool, a played rollout.
 
 use prl_environment::{
-    Completion, EnvError, EnvFile, EnvTurn, Finish, Isolation, Limits, LoadConfig, LogLine, LogSink, Pool, PoolConfig,
+    Completion, EnvError, EnvFile, Finish, Isolation, Limits, LoadConfig, LogLine, LogSink, Pool, PoolConfig,
     RolloutContext, Sandbox, SandboxConfig, Services, Session, StartError,
 };
-use prl_types::{Message, Role, Score, Task};
+use prl_types::{EnvTurn, Message, Role, Score, Task};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

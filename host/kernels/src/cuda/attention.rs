@@ -7,7 +7,7 @@ use super::context::{Context, In, Out, args, grid, int};
 use super::element::{Element, bf16};
 use super::tensor_map::TensorMap;
 use super::tiles::{KEY_ROWS, QUERY_ROWS, Tiles, WIDE_KEY_ROWS};
-use super::{CudaError, check, check_dim, holds};
+use super::{CudaError, check, check_dim, check_rows, holds};
 
 const OP: &str = "attention";
 /// Rows of queries that the fused backward pass of Hopper's kernels takes at a time.
@@ -144,13 +144,6 @@ pub struct AttentionGrads<'a, T> {
     pub strides: [usize; 3],
 }
 
-fn check_rows(name: &str, len: usize, tokens: usize, stride: usize, width: usize) -> Result<(), CudaError> {
-    check(OP, stride >= width && stride.is_multiple_of(8), || {
-        format!("{name} has rows of {width} at a stride of {stride}; strides are multiples of 8")
-    })?;
-    holds(OP, name, len, if tokens == 0 { 0 } else { (tokens - 1) * stride + width })
-}
-
 impl<T> Attention<'_, T> {
     fn check(&self, tokens: usize) -> Result<(usize, usize), CudaError> {
         let l = self.layout;
@@ -159,9 +152,9 @@ impl<T> Attention<'_, T> {
             format!("{} heads do not share {} key/value heads evenly", l.heads, l.kv_heads)
         })?;
         let (wide, narrow) = (l.heads * l.dim, l.kv_heads * l.dim);
-        check_rows("q", self.q.len(), tokens, l.q_stride, wide)?;
-        check_rows("k", self.k.len(), tokens, l.k_stride, narrow)?;
-        check_rows("v", self.v.len(), tokens, l.v_stride, narrow)?;
+        check_rows(OP, "q", self.q.len(), tokens, l.q_stride, wide)?;
+        check_rows(OP, "k", self.k.len(), tokens, l.k_stride, narrow)?;
+        check_rows(OP, "v", self.v.len(), tokens, l.v_stride, narrow)?;
         Ok((wide, narrow))
     }
 }
@@ -182,7 +175,7 @@ impl Context {
     ) -> Result<(), CudaError> {
         let (l, n) = (x.layout, tiles.tokens());
         let (wide, _) = x.check(n)?;
-        check_rows("out", out.len(), n, out_stride, wide)?;
+        check_rows(OP, "out", out.len(), n, out_stride, wide)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
         let variant = Variant::new::<T>(self, l.dim);
@@ -266,11 +259,11 @@ impl Context {
     ) -> Result<(), CudaError> {
         let (l, n) = (x.layout, tiles.tokens());
         let (wide, narrow) = x.check(n)?;
-        check_rows("out", out.len(), n, out_stride, wide)?;
-        check_rows("dout", dout.len(), n, out_stride, wide)?;
-        check_rows("dq", grads.dq.len(), n, grads.strides[0], wide)?;
-        check_rows("dk", grads.dk.len(), n, grads.strides[1], narrow)?;
-        check_rows("dv", grads.dv.len(), n, grads.strides[2], narrow)?;
+        check_rows(OP, "out", out.len(), n, out_stride, wide)?;
+        check_rows(OP, "dout", dout.len(), n, out_stride, wide)?;
+        check_rows(OP, "dq", grads.dq.len(), n, grads.strides[0], wide)?;
+        check_rows(OP, "dk", grads.dk.len(), n, grads.strides[1], narrow)?;
+        check_rows(OP, "dv", grads.dv.len(), n, grads.strides[2], narrow)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         holds(OP, "delta", delta.len(), l.heads * n)?;
         let need = self.attention_backward_scratch::<T>(l, n);

@@ -7,7 +7,7 @@
 use super::compile::{Precision, Source};
 use super::context::{Context, In, Out, args, grid, int};
 use super::element::Element;
-use super::{CudaError, check, check_dim, holds};
+use super::{CudaError, check, check_dim, check_rows, holds};
 
 const OP: &str = "attention over caches";
 /// Entries of a context that one block attends to; as in `caches.cuh`.
@@ -59,13 +59,6 @@ impl CacheLayout {
     }
 }
 
-fn check_stride(name: &str, len: usize, rows: usize, stride: usize, width: usize) -> Result<(), CudaError> {
-    check(OP, stride >= width && stride.is_multiple_of(8), || {
-        format!("{name} has rows of {width} at a stride of {stride}; strides are multiples of 8")
-    })?;
-    holds(OP, name, len, if rows == 0 { 0 } else { (rows - 1) * stride + width })
-}
-
 impl Context {
     /// Writes the keys and values of new tokens to their sequences' caches, at each row's position. Rows of k and v are
     /// `kv_heads · dim` at a stride. Rows whose sequence is unknown or whose position is outside its cache are left out.
@@ -87,8 +80,8 @@ impl Context {
         at: CacheRows<'_>,
     ) -> Result<(), CudaError> {
         let (_, narrow) = layout.check()?;
-        check_stride("k", k.len(), rows, k_stride, narrow)?;
-        check_stride("v", v.len(), rows, v_stride, narrow)?;
+        check_rows(OP, "k", k.len(), rows, k_stride, narrow)?;
+        check_rows(OP, "v", v.len(), rows, v_stride, narrow)?;
         let sequences = at.check(rows)?;
         let units = rows * narrow / 8;
         // SAFETY: arguments are those of `cache_store`; buffers were checked, the kernel checks sequences and positions,
@@ -145,7 +138,7 @@ impl Context {
         scratch: Out<'_, f32>,
     ) -> Result<(), CudaError> {
         let (wide, _) = layout.check()?;
-        check_stride("q", q.len(), rows, q_stride, wide)?;
+        check_rows(OP, "q", q.len(), rows, q_stride, wide)?;
         holds(OP, "out", out.len(), rows * wide)?;
         holds(OP, "scratch", scratch.len(), self.cache_attention_scratch(layout, rows, longest))?;
         let sequences = at.check(rows)?;

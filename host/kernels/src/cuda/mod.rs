@@ -125,6 +125,21 @@ fn check_dim(op: &'static str, dim: usize) -> Result<(), CudaError> {
     })
 }
 
+/// Checks that a buffer holds rows of `width` at a stride that vector loads can take.
+fn check_rows(
+    op: &'static str,
+    name: &str,
+    len: usize,
+    rows: usize,
+    stride: usize,
+    width: usize,
+) -> Result<(), CudaError> {
+    check(op, stride >= width && stride.is_multiple_of(8), || {
+        format!("{name} has rows of {width} at a stride of {stride}; strides are multiples of 8")
+    })?;
+    holds(op, name, len, if rows == 0 { 0 } else { (rows - 1) * stride + width })
+}
+
 /// Checks that a buffer holds at least `need` elements.
 fn holds(op: &'static str, name: &str, len: usize, need: usize) -> Result<(), CudaError> {
     check(op, len >= need, || format!("{name} has {len} elements and needs {need}"))

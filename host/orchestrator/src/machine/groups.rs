@@ -2,7 +2,7 @@
 //! writing them off. Knows nothing of batches beyond how many rollouts are wanted.
 
 use super::{Action, Machine};
-use crate::rollout::{Plan, fail};
+use crate::rollout::Plan;
 use crate::scoring::Verdict;
 use crate::seed::{derive, fnv1a};
 use crate::tasks::task_seed;
@@ -283,7 +283,7 @@ impl Machine {
             let why = "dropped by the scheduler: its policy is too old, or the run has enough rollouts";
             for mut rollout in group.end(why) {
                 if rollout.error.is_none() {
-                    fail(&mut rollout, RolloutError { kind: ErrorKind::Cancelled, message: why.into() });
+                    rollout.fail(RolloutError { kind: ErrorKind::Cancelled, message: why.into() });
                 }
                 self.batcher.cancelled(&rollout);
                 self.observer.rollout(Purpose::Train, self.step.min(self.last), &rollout);

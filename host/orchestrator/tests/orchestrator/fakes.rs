@@ -74,7 +74,7 @@ pub struct Script {
     pub fault: Arc<dyn Fn(&Task, Option<&OpenRequest>) -> Option<Fault> + Send + Sync>,
     pub reward: Arc<dyn Fn(&str, &OpenRequest) -> f64 + Send + Sync>,
     pub replies: Arc<dyn Fn(u64) -> String + Send + Sync>,
-    pub hints: Hints,
+    pub hints: SamplingHints,
     pub sampled_tokens: usize,
     pub train_fails_at: Step,
 }
@@ -90,7 +90,7 @@ impl Default for Script {
             fault: Arc::new(|_, _| None),
             reward: Arc::new(|text, _| (text.bytes().map(u64::from).sum::<u64>() % 3) as f64 / 2.0),
             replies: Arc::new(|turn| format!("reply {turn}")),
-            hints: Hints::default(),
+            hints: SamplingHints::default(),
             sampled_tokens: 6,
             train_fails_at: 0,
         }

@@ -98,7 +98,7 @@ fn a_rollout_that_is_late_before_its_first_turn_has_nothing_to_score() {
 
 #[test]
 fn hints_hold_for_the_next_turn_beside_the_settings() {
-    let hints = Hints { max_tokens: Some(3), stop: vec!["</end>".into()] };
+    let hints = SamplingHints { max_tokens: Some(3), stop: vec!["</end>".into()] };
     let world = World::new(0, 0, Script { turns: 3, hints: hints.clone(), ..Script::default() });
     let mut s = settings(1, 4, 4);
     s.train[0].sampling.stop = vec!["\n".into()];

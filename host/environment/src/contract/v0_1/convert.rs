@@ -6,8 +6,8 @@ use super::{wit, wit_types};
 use crate::error::{Failure, GuestErrorCode};
 use crate::info::{Component, EnvFeatures, EnvInfo, Split};
 use crate::services::{LlmRequest, ServiceError};
-use crate::{Completion, EnvTurn, Finish, GroupMember, RolloutContext, SamplingHints, Stop};
-use prl_types::{Message, Metric, RewardComponent, Role, Score, Task, ToolCall, ToolDef};
+use crate::{Completion, Finish, GroupMember, RolloutContext};
+use prl_types::{EnvTurn, Message, Metric, RewardComponent, Role, SamplingHints, Score, Stop, Task, ToolCall, ToolDef};
 use serde_json::{Map, Value};
 
 type Converted<T> = Result<T, String>;
@@ -148,7 +148,7 @@ pub fn turn(turn: wit::Turn) -> Converted<EnvTurn> {
         tools: turn.tools.map(tools).transpose()?,
         metrics: metrics(turn.metrics),
         sampling: match turn.sampling {
-            Some(hints) => SamplingHints::of(json("the sampling hints", &hints)?)?,
+            Some(hints) => crate::turn::hints(json("the sampling hints", &hints)?)?,
             None => SamplingHints::default(),
         },
     })

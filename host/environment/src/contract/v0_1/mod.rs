@@ -5,10 +5,10 @@ mod imports;
 
 use super::Answer;
 use crate::state::State;
-use crate::{Completion, EnvInfo, EnvTurn, Failure, GroupMember, RolloutContext};
+use crate::{Completion, EnvInfo, Failure, GroupMember, RolloutContext};
 use bindings::exports::prl::env::environment as wit;
 use bindings::prl::env::types as wit_types;
-use prl_types::{Score, Task};
+use prl_types::{EnvTurn, Score, Task};
 use wasmtime::component::{HasSelf, InstancePre, Linker, ResourceAny};
 use wasmtime::{Result, Store};
 

@@ -3,8 +3,8 @@
 //! Owns the order of operations in a layer. Must not know which activations are kept where, or other layers.
 
 use crate::cuda::{
-    Attention, AttentionGrads, Context, CudaError, CudaSlice, CudaView, CudaViewMut, Element, HeadLayout, HeadShape,
-    In, Matrix, NormGrads, Onto, Out, RopeTable, Tiles,
+    Attention, AttentionGrads, Context, CudaError, CudaSlice, CudaView, CudaViewMut, Element, In, Matrix, NormGrads,
+    Onto, Out, RopeTable, Tiles,
 };
 
 use super::arena::{Arena, bytes};
@@ -80,35 +80,13 @@ pub(super) fn scratch_bytes<T: Element>(c: &Context, layout: &Layout, n: usize) 
     let rows = |width: usize| n * width * size_of::<T>();
     let mlp = bytes(&[rows(f), rows(f), rows(2 * f)]);
     let attention = [rows(q), rows(kv), rows(q), rows(q), rows(kv), rows(layout.qkv_width())];
-    let sums = c.attention_backward_scratch::<T>(head_layout(layout), n);
+    let sums = c.attention_backward_scratch::<T>(layout.head_layout(), n);
     mlp.max(bytes(&attention) + bytes(&[n * layout.dims.heads * 4, sums * 4]))
-}
-
-/// Rotated queries and keys apart, values inside `[q | k | v]`.
-fn head_layout(layout: &Layout) -> HeadLayout {
-    let d = &layout.dims;
-    HeadLayout {
-        heads: d.heads,
-        kv_heads: d.kv_heads,
-        dim: d.head_dim,
-        q_stride: d.q_width(),
-        k_stride: d.kv_width(),
-        v_stride: layout.qkv_width(),
-    }
 }
 
 impl Pass<'_> {
     fn n(&self) -> usize {
         self.tiles.tokens()
-    }
-
-    fn heads(&self) -> HeadShape {
-        let d = &self.layout.dims;
-        HeadShape { heads: d.heads, kv_heads: d.kv_heads, dim: d.head_dim, eps: d.norm_eps }
-    }
-
-    fn scale(&self) -> f32 {
-        1.0 / (self.layout.dims.head_dim as f32).sqrt()
     }
 
     /// RMSNorm of the residual stream.
@@ -119,7 +97,7 @@ impl Pass<'_> {
 
     fn rotate<T: Element>(&self, w: &LayerWeights<'_, T>, qkv: In<'_, T>, q: Out<'_, T>, k: Out<'_, T>) -> Done {
         let norms = w.head_norms.as_ref().map(|n| [&n[0] as In<'_, f32>, &n[1]]);
-        self.c.rope(self.heads(), qkv, norms, self.table, &self.positions, (q, k))
+        self.c.rope(self.layout.heads(), qkv, norms, self.table, &self.positions, (q, k))
     }
 
     /// Computes the activations that `have` lacks, from the layer's input on.
@@ -145,7 +123,7 @@ impl Pass<'_> {
             let (mut q, mut k) = (carver.take(n * q_width)?, carver.take(n * kv_width)?);
             self.rotate(w, &s.qkv, &mut q, &mut k)?;
             let v = s.qkv.slice(q_width + kv_width..);
-            let x = Attention { q: &q, k: &k, v: &v, layout: head_layout(self.layout), scale: self.scale() };
+            let x = Attention { q: &q, k: &k, v: &v, layout: self.layout.head_layout(), scale: self.layout.scale() };
             c.attention(self.tiles, x, &mut s.out, q_width, &mut s.lse)?;
         }
         if !have.mid {
@@ -214,7 +192,7 @@ impl Pass<'_> {
             (carver.take(n * q_width)?, carver.take(n * q_width)?, carver.take(n * kv_width)?);
         let mut dqkv = carver.take(n * width)?;
         let mut delta = carver.take(n * self.layout.dims.heads)?;
-        let mut sums = carver.take(c.attention_backward_scratch::<T>(head_layout(self.layout), n))?;
+        let mut sums = carver.take(c.attention_backward_scratch::<T>(self.layout.head_layout(), n))?;
         c.gemm([n, q_width, h], Matrix::new(dmid, h), Matrix::new(&w.o, q_width), &mut dout, q_width, Onto::Nothing)?;
         let mut dw = grad.slice_mut(spans.o.clone());
         let out = Matrix::new(&s.out as In<'_, T>, q_width);
@@ -222,7 +200,7 @@ impl Pass<'_> {
         self.rotate(w, &s.qkv, &mut q, &mut k)?;
         {
             let v = s.qkv.slice(q_width + kv_width..);
-            let x = Attention { q: &q, k: &k, v: &v, layout: head_layout(self.layout), scale: self.scale() };
+            let x = Attention { q: &q, k: &k, v: &v, layout: self.layout.head_layout(), scale: self.layout.scale() };
             let mut dv = dqkv.behind_mut(q_width + kv_width);
             let grads = AttentionGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv, strides: [q_width, kv_width, width] };
             let scratch = (&mut delta as Out<'_, f32>, Some(&mut sums as Out<'_, f32>));
@@ -251,7 +229,7 @@ impl Pass<'_> {
         dqkv: Out<'_, T>,
         grad: &mut CudaSlice<f32>,
     ) -> Done {
-        let (c, heads) = (self.c, self.heads());
+        let (c, heads) = (self.c, self.layout.heads());
         let (table, positions) = (self.table, &self.positions);
         let (Some([wq, wk]), Some([q, k])) = (&w.head_norms, &spans.head_norms) else {
             return c.rope_backward(heads, &s.qkv, None, table, positions, (dq, dk), dqkv);

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::cuda::{CudaError, check};
+use crate::cuda::{CudaError, CudaView, HeadLayout, HeadShape, check};
 use crate::weights::{Dims, shapes};
 
 /// A stretch of the flat buffer, in elements.
@@ -136,6 +136,35 @@ impl Layout {
             final_norm: span(last - 1),
             parameters: spans.into_iter().flatten().collect(),
         })
+    }
+
+    /// Heads of a row `[q | k | v]`.
+    pub fn heads(&self) -> HeadShape {
+        let d = &self.dims;
+        HeadShape { heads: d.heads, kv_heads: d.kv_heads, dim: d.head_dim, eps: d.norm_eps }
+    }
+
+    /// Rotated queries and keys apart, values inside `[q | k | v]`.
+    pub fn head_layout(&self) -> HeadLayout {
+        let d = &self.dims;
+        HeadLayout {
+            heads: d.heads,
+            kv_heads: d.kv_heads,
+            dim: d.head_dim,
+            q_stride: d.q_width(),
+            k_stride: d.kv_width(),
+            v_stride: self.qkv_width(),
+        }
+    }
+
+    /// Factor of attention's scores.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.dims.head_dim as f32).sqrt()
+    }
+
+    /// One of `vectors`, which begin where the matrices end.
+    pub fn vector<'a>(&self, vectors: &CudaView<'a, f32>, span: &Span) -> CudaView<'a, f32> {
+        vectors.slice(span.start - self.matrices..span.end - self.matrices)
     }
 
     /// Width of a row `[q | k | v]`.

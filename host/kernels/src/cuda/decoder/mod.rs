@@ -8,6 +8,7 @@ mod head;
 mod layer;
 mod layout;
 mod memory;
+mod rotation;
 mod sampling;
 mod self_test;
 mod training;

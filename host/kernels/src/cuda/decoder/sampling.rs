@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use crate::cuda::{
-    Attention, CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element, HeadLayout, HeadShape, In, Matrix, Onto,
-    Pinned, RopeTable, Tiles, check,
+    Attention, CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element, In, Matrix, Onto, Pinned, RopeTable,
+    Tiles, check,
 };
 
 use super::arena::{Arena, Region, bytes};
 use super::cache::Cache;
 use super::prepare;
+use super::rotation::Rotation;
 use super::weights::{LayerWeights, Weights};
 
 /// One sequence's part of a call.
@@ -77,7 +78,7 @@ impl Drop for Waits<'_> {
 
 #[derive(Default)]
 struct Work {
-    table: Option<(RopeTable, usize)>,
+    rotation: Rotation,
     arena: Option<(Arena, usize)>,
     logits: Option<Pinned<f32>>,
 }
@@ -148,16 +149,16 @@ impl<T: Element> Sampling<T> {
         // The weights may be freed on another stream once this returns.
         let waits = Waits(&self.c);
         let rows = self.rows(items)?;
-        work.rotation(&self.c, &self.weights, longest)?;
         let need = self.arena_bytes(&rows);
         if work.arena.as_ref().is_none_or(|(_, len)| *len < need) {
             work.arena = None;
             let len = need + need / 4;
             work.arena = Some((Arena::new(&self.c, len)?, len));
         }
-        let Work { table: Some((table, _)), arena: Some((arena, _)), logits: pinned } = &mut *work else {
+        let Work { rotation, arena: Some((arena, _)), logits: pinned } = &mut *work else {
             return Ok(Vec::new());
         };
+        let table = rotation.table(&self.c, &self.weights.rope, longest)?;
         let answers = self.run(&rows, table, arena, pinned)?;
         drop(waits);
         for item in items {
@@ -279,22 +280,13 @@ impl<T: Element> Sampling<T> {
 
         let matrices = self.weights.matrices.as_view();
         let vectors = self.weights.vectors.as_view();
-        let shape = HeadShape { heads: d.heads, kv_heads: d.kv_heads, dim: d.head_dim, eps: d.norm_eps };
-        let heads = HeadLayout {
-            heads: d.heads,
-            kv_heads: d.kv_heads,
-            dim: d.head_dim,
-            q_stride: q_width,
-            k_stride: kv_width,
-            v_stride: width,
-        };
-        let scale = 1.0 / (d.head_dim as f32).sqrt();
+        let (shape, heads, scale) = (layout.heads(), layout.head_layout(), layout.scale());
         let cached = self.cache_layout();
         let cache =
             CacheRows { bases: &rows.bases, capacities: &rows.capacities, seq: &rows.seq, position: &rows.positions };
         c.embed(h, &matrices.slice(layout.embed.clone()), &rows.ids, &mut x)?;
         for (i, spans) in layout.layers.iter().enumerate() {
-            let w = LayerWeights::new(spans, &matrices, &vectors, layout.matrices);
+            let w = LayerWeights::new(layout, spans, &matrices, &vectors);
             c.rms_norm([n, h], d.norm_eps, &x, None, &w.input_norm, &mut y, &mut rstd)?;
             c.gemm([n, width, h], Matrix::new(&y, h), Matrix::t(&w.qkv, h), &mut qkv, width, Onto::Nothing)?;
             if let Some(bias) = &w.bias {
@@ -340,8 +332,8 @@ impl<T: Element> Sampling<T> {
             return Ok(Vec::new());
         }
         c.embed(h, &x, &c.upload(&rows.wanted)?, &mut last)?;
-        let norm = layout.final_norm.start - layout.matrices..layout.final_norm.end - layout.matrices;
-        c.rms_norm([wanted, h], d.norm_eps, &last, None, &vectors.slice(norm), &mut hidden, &mut rstd)?;
+        let norm = layout.vector(&vectors, &layout.final_norm);
+        c.rms_norm([wanted, h], d.norm_eps, &last, None, &norm, &mut hidden, &mut rstd)?;
         let head = matrices.slice(layout.head.clone());
         c.gemm(
             [wanted, d.vocab, h],
@@ -385,15 +377,5 @@ impl<T: Element> Sampling<T> {
             None => Answer::Token(ids[*place] as u32, logprobs[*place]),
         };
         Ok(rows.places.par_iter().map(answer).collect())
-    }
-}
-
-impl Work {
-    fn rotation<T>(&mut self, c: &Context, w: &Weights<T>, longest: usize) -> Result<(), CudaError> {
-        if self.table.as_ref().is_none_or(|(_, positions)| *positions < longest) {
-            let positions = longest.next_power_of_two().max(1024);
-            self.table = Some((c.rope_table(&w.rope.inv_freq, w.rope.attention_factor, positions)?, positions));
-        }
-        Ok(())
     }
 }

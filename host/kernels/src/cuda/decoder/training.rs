@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::cuda::{AdamStep, Context, CudaError, CudaSlice, CudaView, Element, NormGrads, RopeTable, Tiles, check};
+use crate::cuda::{AdamStep, Context, CudaError, CudaSlice, CudaView, Element, NormGrads, Tiles, check};
 use crate::weights::{Dims, Rope};
 
 use super::head::{Head, RowGrads, RowStats, Targets};
@@ -15,6 +15,7 @@ use super::layer::{Keep, Pass};
 use super::layout::Layout;
 use super::memory::{self, LayerParts, Memory, Recompute};
 use super::prepare;
+use super::rotation::Rotation;
 use super::weights::{LayerWeights, Weights};
 
 /// Elements that one thread converts at a time.
@@ -76,7 +77,7 @@ pub struct Training<T: Element> {
     layout: Layout,
     rope: Rope,
     options: TrainingOptions,
-    table: Option<(RopeTable, usize)>,
+    rotation: Rotation,
     master: CudaSlice<f32>,
     /// First and second moments.
     moments: [CudaSlice<f32>; 2],
@@ -127,9 +128,9 @@ impl<T: Element> Training<T> {
         let grad = c.zeros(layout.total)?;
         let moments = [c.zeros(layout.total)?, c.zeros(layout.total)?];
         let options = TrainingOptions { head_chunk: options.head_chunk.clamp(1, HEAD_CHUNK_MOST), ..options };
-        let (table, memory, tape) = (None, None, None);
+        let (rotation, memory, tape) = (Rotation::default(), None, None);
         let mut training =
-            Self { c, layout, rope, options, table, master, moments, grad, copy, updates: 0, scratch, memory, tape };
+            Self { c, layout, rope, options, rotation, master, moments, grad, copy, updates: 0, scratch, memory, tape };
         training.reserve(options.tokens)?;
         Ok(training)
     }
@@ -156,16 +157,6 @@ impl<T: Element> Training<T> {
         }
         self.memory =
             Some(Memory::new(&self.c, &self.layout, self.options.recompute, self.options.head_chunk, tokens)?);
-        Ok(())
-    }
-
-    /// Cosines and sines for documents up to `longest` tokens.
-    fn rotation(&mut self, longest: usize) -> Result<(), CudaError> {
-        if self.table.as_ref().is_none_or(|(_, positions)| *positions < longest) {
-            let positions = longest.next_power_of_two().max(1024);
-            let table = self.c.rope_table(&self.rope.inv_freq, self.rope.attention_factor, positions)?;
-            self.table = Some((table, positions));
-        }
         Ok(())
     }
 
@@ -238,9 +229,9 @@ impl<T: Element> Training<T> {
     fn body(&mut self, ids: &[u32], doc_lens: &[usize]) -> Result<Batch, CudaError> {
         let n = ids.len();
         self.reserve(n)?;
-        self.rotation(doc_lens.iter().copied().max().unwrap_or(0))?;
-        let (Some(memory), Some((table, _))) = (&mut self.memory, &self.table) else { return Err(missing("memory")) };
+        let Some(memory) = &mut self.memory else { return Err(missing("memory")) };
         let (c, layout) = (&*self.c, &self.layout);
+        let table = self.rotation.table(c, &self.rope, doc_lens.iter().copied().max().unwrap_or(0))?;
         let positions: Vec<i32> = doc_lens.iter().flat_map(|len| 0..*len as i32).collect();
         let (tiles, positions) = (c.tiles(doc_lens)?, c.upload(&positions)?);
         let ids_there = c.upload(&ids.iter().map(|id| *id as i32).collect::<Vec<i32>>())?;
@@ -250,24 +241,26 @@ impl<T: Element> Training<T> {
         let scratch = &mut self.scratch;
         let pass = Pass { c, layout, tiles: &tiles, positions: positions.as_view(), table, scratch };
         for (i, spans) in layout.layers.iter().enumerate() {
-            let w = LayerWeights::new(spans, &matrices, &vectors, layout.matrices);
+            let w = LayerWeights::new(layout, spans, &matrices, &vectors);
             let LayerParts { mut slots, next, rows, arena } =
                 memory.layer(layout, i, n).ok_or_else(|| missing("activations"))?;
             pass.fill(&w, &mut slots, Keep::NONE, &mut rows.y, arena)?;
             pass.finish(&w, &slots, next, arena)?;
         }
-        let norm = vector(layout, &vectors, &layout.final_norm);
+        let norm = layout.vector(&vectors, &layout.final_norm);
         pass.norm(&memory.last, &norm, &mut memory.hidden, &mut memory.rstd)?;
         Ok(Batch { ids: ids.to_vec(), tiles, positions })
     }
 
     /// From the gradient towards the hidden states, in `rows.dy`, to those of all weights but the head's.
     fn body_backward(&mut self, batch: &Batch) -> Result<(), CudaError> {
-        let (Some(memory), Some((table, _))) = (&mut self.memory, &self.table) else { return Err(missing("memory")) };
+        let (Some(memory), Some(table)) = (&mut self.memory, self.rotation.last()) else {
+            return Err(missing("memory"));
+        };
         let (c, layout, n) = (&*self.c, &self.layout, batch.ids.len());
         let dims = &layout.dims;
         let (matrices, vectors) = halves(layout, &self.copy, &self.master);
-        let norm = vector(layout, &vectors, &layout.final_norm);
+        let norm = layout.vector(&vectors, &layout.final_norm);
         let mut dw = self.grad.slice_mut(layout.final_norm.clone());
         let grads = NormGrads { dw: &mut dw, scratch: &mut self.scratch };
         let rows = &mut memory.rows;
@@ -276,7 +269,7 @@ impl<T: Element> Training<T> {
         let (tiles, scratch) = (&batch.tiles, &mut self.scratch);
         let mut pass = Pass { c, layout, tiles, positions: batch.positions.as_view(), table, scratch };
         for (i, spans) in layout.layers.iter().enumerate().rev() {
-            let w = LayerWeights::new(spans, &matrices, &vectors, layout.matrices);
+            let w = LayerWeights::new(layout, spans, &matrices, &vectors);
             let LayerParts { mut slots, rows, arena, .. } =
                 memory.layer(layout, i, n).ok_or_else(|| missing("activations"))?;
             pass.fill(&w, &mut slots, self.options.recompute.of(i), &mut rows.y, arena)?;
@@ -417,8 +410,4 @@ fn halves<'a, T>(
     master: &'a CudaSlice<f32>,
 ) -> (CudaView<'a, T>, CudaView<'a, f32>) {
     (copy.slice(..layout.matrices), master.slice(layout.matrices..))
-}
-
-fn vector<'a>(layout: &Layout, vectors: &CudaView<'a, f32>, span: &std::ops::Range<usize>) -> CudaView<'a, f32> {
-    vectors.slice(span.start - layout.matrices..span.end - layout.matrices)
 }

@@ -45,9 +45,9 @@ pub(super) struct LayerWeights<'a, T> {
 }
 
 impl<'a, T: Element> LayerWeights<'a, T> {
-    /// Of the layer's spans; `vectors` begins where the matrices end.
-    pub fn new(spans: &LayerSpans, matrices: &CudaView<'a, T>, vectors: &CudaView<'a, f32>, first: usize) -> Self {
-        let vector = |s: &Span| vectors.slice(s.start - first..s.end - first);
+    /// Of one layer; `vectors` begin where the matrices end.
+    pub fn new(layout: &Layout, spans: &LayerSpans, matrices: &CudaView<'a, T>, vectors: &CudaView<'a, f32>) -> Self {
+        let vector = |s: &Span| layout.vector(vectors, s);
         Self {
             qkv: matrices.slice(spans.qkv.clone()),
             o: matrices.slice(spans.o.clone()),
