@@ -9,7 +9,8 @@
 //! Step n trains on batch n and yields policy version n. With `deterministic` set, batch n is sampled entirely with
 //! version `max(start, n - 1 - max_async_level)`: version n becomes visible when batch n + `max_async_level` is complete
 //! and step n is trained. Groups are handled in the order of their ids, so results do not depend on timing. Without it,
-//! a version becomes visible as soon as it is trained and groups are handled as they arrive.
+//! a version becomes visible as soon as it is trained, groups are handled as they arrive, and those that batch n needs
+//! begin once version `n - 1 - max_async_level` is visible; one that takes long goes into a later batch.
 //!
 //! # Resume
 //! A [`Progress`] handed to the trainer with batch n continues a run after step n. Groups that had been sampled for

@@ -84,8 +84,9 @@ impl Machine {
         if self.arrived.len() > self.max_inflight {
             return false;
         }
-        let steps_left = (self.last - self.step).saturating_add(1);
-        let wanted = steps_left.saturating_mul(self.settings.batch_size as u64);
+        // The newest batch that the visible policy may begin.
+        let newest = self.last.min((self.visible + 1).saturating_add(self.settings.max_async_level));
+        let wanted = (newest + 1).saturating_sub(self.step).saturating_mul(self.settings.batch_size as u64);
         let coming: usize = self
             .groups
             .range(GroupKey { purpose: Purpose::Train, seq: 0 }..)

@@ -251,3 +251,30 @@ fn a_free_run_uses_new_versions_at_once_and_keeps_the_bound() {
         assert!(log.batches.iter().all(|(_, ids)| ids.len() <= 8));
     }
 }
+
+#[test]
+fn a_free_run_begins_no_batch_ahead_of_its_async_level() {
+    for (seed, level) in [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)] {
+        let world = World::new(seed, 60, Script { turns: 3, ..Script::default() });
+        let s = Settings {
+            deterministic: false,
+            max_async_level: level,
+            max_off_policy_steps: 8,
+            max_inflight_rollouts: Some(64),
+            ..settings(12, 8, 4)
+        };
+        block_on(world.run(s)).unwrap();
+        let log = world.log.lock().unwrap();
+        let versions = log.versions();
+        assert_eq!(versions.len(), 12);
+        assert!(level > 0 || versions.iter().all(|(step, oldest, newest)| oldest == newest && *oldest == step - 1));
+        // What began with version v or before is enough for batches 1 to v + 1 + level and no more.
+        for version in 0..12 {
+            let began = log
+                .rollouts
+                .iter()
+                .filter(|(purpose, _, rollout)| *purpose == Purpose::Train && rollout.policy_version.0 <= version);
+            assert!(began.count() as u64 <= 8 * (version + 1 + level), "level {level}, version {version}");
+        }
+    }
+}
