@@ -74,13 +74,13 @@ attention_backward(const __grid_constant__ Map q, const __grid_constant__ Map k,
     constexpr u32 SUM_ROW = COLUMNS * 4, SUMS = QUERIES * SUM_ROW; // of one warpgroup's half of the columns
     enum { WEIGHTS_READY = 1, SUMS_READY = 2, SUMS_TAKEN = 4, WRITE = 6 }; // barriers; all but the first one for each warpgroup
     __shared__ float stats[QUERY_STAGES][2][QUERIES]; // lse · log2 e and delta
-    __shared__ Ring<QUERY_STAGES> ring; // queries, dout and their statistics
+    __shared__ Ring<QUERY_STAGES> ring; // queries, dout and their statistics, which each lane writes and reads itself
     __shared__ Ring<1> own; // keys and values
     __shared__ Items items;
     int lane = threadIdx.x & 31, wg = warpgroup();
     u32 sk = smem_base(), sv = sk + OWN, sq = sv + OWN, sd = sq + QUERY_STAGES * TILE, sw = sd + QUERY_STAGES * TILE;
     u32 ss = sw + 2 * WEIGHTS;
-    ring_init(ring, 1, WORKERS / 32);
+    ring_init(ring, 32, WORKERS);
     ring_init(own, 1, WORKERS / 32);
     ring_init(items.ring, 1, WORKERS / 32 + 3);
     rings_made();
@@ -104,12 +104,13 @@ attention_backward(const __grid_constant__ Map q, const __grid_constant__ Map k,
                         wait_empty(ring, at);
                         float* to = &stats[stage][0][lane];
                         to[0] = z[0]; to[32] = z[1]; to[QUERIES] = z[2]; to[QUERIES + 32] = z[3];
-                        __syncwarp();
+                        const u64* full = ring.full + stage;
                         if (lane == 0) {
-                            const u64* full = ring.full + stage;
                             arrive_expecting(full, 2 * TILE);
                             copy_rows<QUERIES>(sq + stage * TILE, &q, head * D, row, full);
                             copy_rows<QUERIES>(sd + stage * TILE, &dout, head * D, row, full);
+                        } else {
+                            arrive(full);
                         }
                     }
                 } while (++head % group > 0);
@@ -236,7 +237,7 @@ attention_backward(const __grid_constant__ Map q, const __grid_constant__ Map k,
             products_wait<0>();
             results(gk);
             results(gv);
-            give_back(ring, base + t);
+            arrive(ring.empty + stage);
         }
         give_back(own, round);
         meet(SUMS_TAKEN + wg, 160);
