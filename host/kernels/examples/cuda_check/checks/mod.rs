@@ -5,6 +5,7 @@
 mod attention;
 mod buffers;
 mod decode;
+mod far;
 mod products;
 mod rows;
 mod steps;
@@ -61,6 +62,12 @@ fn of<T: Element>(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) ->
     }
     if wanted("attention") {
         attention::attentions::<T>(c, r, t, only)?;
+    }
+    if wanted("far") {
+        for dim in only.dims().filter(|d| matches!(d, 64 | 128)) {
+            far::far::<T>(c, r, t, &[65_536], dim)?;
+            far::far::<T>(c, r, t, &[20_001, 2, 45_533], dim)?;
+        }
     }
     if wanted("decode") {
         decode::caches::<T>(c, r, t, only)?;

@@ -11,7 +11,7 @@ use super::Done;
 
 /// Products of T and, from T, of f32 results that are added to.
 pub fn products<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for [m, n, k] in [[1, 8, 8], [1, 1, 1], [37, 61, 53], [128, 192, 64], [70, 8, 200]] {
+    for [m, n, k] in [[1, 8, 8], [1, 1, 1], [37, 61, 53], [128, 192, 64], [70, 8, 200], [65_536, 16, 24]] {
         for (ta, tb) in [(false, false), (false, true), (true, false)] {
             let shape = format!("{m}x{n}x{k} {ta} {tb}");
             let (lda, ldb) = (if ta { m } else { k }, if tb { k } else { n });

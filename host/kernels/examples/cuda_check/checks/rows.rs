@@ -10,7 +10,7 @@ use crate::reference;
 use super::Done;
 
 pub fn norms<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for [rows, hidden] in [[1, 8], [1, 64], [7, 576], [301, 1024], [33, 4096], [3, 8192]] {
+    for [rows, hidden] in [[1, 8], [1, 64], [7, 576], [301, 1024], [33, 4096], [3, 8192], [65_536, 64]] {
         let shape = format!("{rows}x{hidden}");
         let eps = 1e-6f32;
         let (x, add, dy, through) = (
@@ -70,13 +70,19 @@ pub fn norms<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
 }
 
 pub fn ropes<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for (tokens, heads, kv_heads, dim) in
-        [(1, 2, 1, 64), (37, 3, 1, 96), (129, 16, 8, 128), (5, 9, 3, 64), (50, 5, 1, 32), (9, 2, 2, 80)]
-    {
+    for (tokens, heads, kv_heads, dim) in [
+        (1, 2, 1, 64),
+        (37, 3, 1, 96),
+        (129, 16, 8, 128),
+        (5, 9, 3, 64),
+        (50, 5, 1, 32),
+        (9, 2, 2, 80),
+        (65_536, 1, 1, 64),
+    ] {
         let shape = format!("{tokens}x{heads}/{kv_heads}x{dim}");
         let inv_freq: Vec<f32> = (0..dim / 2).map(|i| 1e6f32.powf(-(2.0 * i as f32) / dim as f32)).collect();
-        let table = c.rope_table(&inv_freq, 1.0, 40000)?;
-        let positions: Vec<i32> = (0..tokens).map(|_| r.below(40000) as i32).collect();
+        let table = c.rope_table(&inv_freq, 1.0, 70_000)?;
+        let positions: Vec<i32> = (0..tokens).map(|_| r.below(70_000) as i32).collect();
         let width = (heads + 2 * kv_heads) * dim;
         let (qkv, dq, dk) = (
             r.values::<T>(tokens * width, 1.0),
@@ -135,7 +141,7 @@ pub fn ropes<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
 }
 
 pub fn swiglu<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for [rows, width] in [[1, 8], [3, 1536], [77, 3072]] {
+    for [rows, width] in [[1, 8], [3, 1536], [77, 3072], [65_536, 64]] {
         let shape = format!("{rows}x{width}");
         let (gu, dh) = (r.values::<T>(rows * 2 * width, 2.0), r.values::<T>(rows * width, 1.0));
         let (x, d) = (f64s(&gu), f64s(&dh));
@@ -162,7 +168,7 @@ pub fn swiglu<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
 }
 
 pub fn embeddings<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for (tokens, vocab, hidden) in [(1, 5, 8), (301, 40, 264), (1000, 5000, 1024)] {
+    for (tokens, vocab, hidden) in [(1, 5, 8), (301, 40, 264), (1000, 5000, 1024), (65_536, 300, 64)] {
         let shape = format!("{tokens}/{vocab}x{hidden}");
         let (table, dx) = (r.values::<T>(vocab * hidden, 1.0), r.values::<T>(tokens * hidden, 1.0));
         let ids: Vec<u32> = (0..tokens).map(|_| r.below(vocab) as u32).collect();
@@ -198,7 +204,7 @@ pub fn embeddings<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Don
 }
 
 pub fn biases<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for [rows, width] in [[1, 8], [301, 264], [5000, 1152]] {
+    for [rows, width] in [[1, 8], [301, 264], [5000, 1152], [65_536, 64]] {
         let shape = format!("{rows}x{width}");
         let (x, bias) = (r.values::<T>(rows * width, 1.0), r.floats(width, 1.0));
         let (dx, dbias) = (c.upload(&x)?, c.upload(&bias)?);

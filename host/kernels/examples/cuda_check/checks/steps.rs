@@ -10,11 +10,11 @@ use crate::reference;
 use super::Done;
 
 pub fn head<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
-    for [rows, vocab] in [[1, 1], [5, 1000], [3, 4099], [9, 151_936]] {
+    for [rows, vocab] in [[1, 1], [5, 1000], [3, 4099], [9, 151_936], [65_536, 7]] {
         let shape = format!("{rows}x{vocab}");
         let logits = r.floats(rows * vocab, 3.0);
         let labels: Vec<i32> = (0..rows).map(|_| r.below(vocab) as i32).collect();
-        let temps: Vec<f32> = (0..rows).map(|i| 1.0 + 0.25 * i as f32).collect();
+        let temps: Vec<f32> = (0..rows).map(|i| 1.0 + 0.25 * (i % 9) as f32).collect();
         let (dl, de) = (r.floats(rows, 1.0), r.floats(rows, 0.3));
         let x = f64s(&logits);
         let (dlogits, dlabels, dtemps) = (c.upload(&logits)?, c.upload(&labels)?, c.upload(&temps)?);
