@@ -1,19 +1,23 @@
 //! `prl replay`: runs the environments' side of recorded rollouts again and compares it. Owns which rollouts are meant and
-//! what is told; how one is run again is `again`'s.
+//! what is told; how one is run again is `again`'s, and what becomes of groups is `groups`'s.
 
 mod again;
+mod groups;
 
 use crate::env::open;
 use crate::env::record::Line;
 use crate::eval::RESULTS;
 use crate::failure::Failure;
 use crate::logging;
-use again::{Again, Verdict};
+use again::{Again, Verdict, compare};
 use clap::Args;
-use futures::{StreamExt, stream};
+use futures::StreamExt;
+use futures::stream::FuturesOrdered;
+use groups::{Groups, Seen};
 use prl_store::{RolloutLog, Split, Subset, read_lines};
 use prl_types::Step;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// `prl replay`.
@@ -41,53 +45,135 @@ pub struct Replay {
     pub json: bool,
 }
 
-/// Rollouts of one file.
-struct Log {
-    path: PathBuf,
-    lines: Vec<Line>,
-}
-
 /// Runs the command; the code is 1 where something differs.
 pub fn run(asked: &Replay) -> Result<u8, Failure> {
-    let logs = logs(asked)?;
-    let found: usize = logs.iter().map(|log| log.lines.len()).sum();
+    let paths = logs(asked)?;
     open::block_on(async {
         let mut again = Again::new(&asked.env).await?;
-        let (mut chosen, mut equal, mut different, mut skipped) = (0, 0, 0, Vec::new());
-        for log in &logs {
-            let picked: Vec<usize> = (0..log.lines.len()).filter(|at| asked.picks(*at, &log.lines[*at])).collect();
-            chosen += picked.len();
-            for at in &picked {
-                again.prepare(&log.lines[*at]).await?;
-            }
-            let lanes = std::thread::available_parallelism().map_or(1, usize::from) * 2;
-            let run = |at: usize| {
-                let again = &again;
-                async move { (at, again.compare(&log.lines, at).await) }
-            };
-            let verdicts: Vec<(usize, Verdict)> = stream::iter(picked).map(run).buffered(lanes).collect().await;
-            for (at, verdict) in verdicts {
-                match &verdict {
-                    Verdict::Equal(_) => equal += 1,
-                    Verdict::Different(_) => different += 1,
-                    Verdict::Skipped(reason) => skipped.push(reason.clone()),
+        let mut counts = Counts::default();
+        for path in &paths {
+            asked.log(path, &mut again, &mut counts).await?;
+        }
+        asked.end(&again, &counts)
+    })
+}
+
+/// What came of all of them.
+#[derive(Default)]
+struct Counts {
+    found: usize,
+    chosen: usize,
+    equal: usize,
+    different: usize,
+    skipped: usize,
+    /// Why the first one was skipped.
+    reason: Option<String>,
+}
+
+impl Replay {
+    /// Runs the rollouts of one log. Of these there are as many in memory as are under way, and those whose groups are
+    /// not whole yet.
+    async fn log(&self, path: &Path, again: &mut Again, counts: &mut Counts) -> Result<(), Failure> {
+        let wanted = self.wanted(path)?;
+        let lanes = std::thread::available_parallelism().map_or(1, usize::from) * 2;
+        let mut lines = read_lines::<Line>(path).map_err(Failure::input)?.enumerate();
+        let mut running = FuturesOrdered::new();
+        let mut groups = Groups::default();
+        loop {
+            while running.len() < lanes
+                && let Some((at, line)) = lines.next()
+            {
+                let line = line.map_err(Failure::input)?;
+                let picked = self.picks(at, &line);
+                counts.found += 1;
+                counts.chosen += usize::from(picked);
+                if !picked && !wanted.contains(&groups::key(&line)) {
+                    continue;
                 }
-                asked.tell(log, at, &verdict)?;
+                let ready = again.prepare(&line).await?;
+                running.push_back(async move {
+                    let verdict = if picked { Some(compare(&ready, &line).await) } else { None };
+                    let seen = Seen { at, id: line.rollout.id, verdict };
+                    (line, ready, seen)
+                });
+            }
+            let Some((line, ready, seen)) = running.next().await else { break };
+            for seen in groups.add(&line, &ready, seen).await {
+                self.tell(path, seen, counts)?;
             }
         }
-        if chosen == 0 {
-            let which =
-                asked.rollout.as_ref().map(|k| format!(" is called `{k}`")).unwrap_or(" is of that kind".into());
+        for seen in groups.rest().await {
+            self.tell(path, seen, counts)?;
+        }
+        Ok(())
+    }
+
+    /// Groups of the rollout that is named: the others in them are looked at too, where groups are scored.
+    fn wanted(&self, path: &Path) -> Result<BTreeSet<groups::Key>, Failure> {
+        let mut wanted = BTreeSet::new();
+        if self.rollout.is_some() {
+            for (at, line) in read_lines::<Line>(path).map_err(Failure::input)?.enumerate() {
+                let line = line.map_err(Failure::input)?;
+                if self.picks(at, &line) {
+                    wanted.insert(groups::key(&line));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn picks(&self, at: usize, line: &Line) -> bool {
+        let named = |k: &String| *k == at.to_string() || *k == line.rollout.id.to_string();
+        self.rollout.as_ref().is_none_or(named)
+    }
+
+    fn tell(&self, path: &Path, seen: Seen, counts: &mut Counts) -> Result<(), Failure> {
+        let Some(verdict) = seen.verdict else { return Ok(()) };
+        let id = seen.id.to_string();
+        match &verdict {
+            Verdict::Equal(_) => counts.equal += 1,
+            Verdict::Different(_) => counts.different += 1,
+            Verdict::Skipped(reason) => {
+                counts.skipped += 1;
+                counts.reason.get_or_insert_with(|| reason.clone());
+            }
+        }
+        if self.json {
+            let (result, sha256, reason) = match &verdict {
+                Verdict::Equal(sha256) => ("equal", Some(sha256), None),
+                Verdict::Different(reason) => ("different", None, Some(reason)),
+                Verdict::Skipped(reason) => ("skipped", None, Some(reason)),
+            };
+            let line = json!({ "log": path, "line": seen.at + 1, "rollout": id, "result": result, "sha256": sha256,
+                               "reason": reason });
+            return logging::print(&line.to_string()).map(|_| ());
+        }
+        match &verdict {
+            // One rollout is worth its hash.
+            Verdict::Equal(sha256) if self.rollout.is_some() => {
+                logging::print(&format!("{}: rollout {id}: sha256:{sha256}", path.display())).map(|_| ())
+            }
+            Verdict::Different(reason) => {
+                logging::print(&format!("{}: rollout {id} differs: {reason}", path.display())).map(|_| ())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&self, again: &Again, counts: &Counts) -> Result<u8, Failure> {
+        let Counts { found, chosen, equal, different, skipped, reason } = counts;
+        if *chosen == 0 {
+            let which = self.rollout.as_ref().map(|k| format!(" is called `{k}`")).unwrap_or(" is of that kind".into());
             return Err(Failure::input(format_args!(
                 "none of the {found} rollouts in `{}`{which}",
-                asked.run.display()
+                self.run.display()
             )));
         }
-        if let (0, 0, Some(reason)) = (equal, different, skipped.first()) {
+        if let (0, 0, Some(reason)) = (equal, different, reason) {
             return Err(Failure::input(format_args!("no rollout can be run again; the first: {reason}")));
         }
-        if !asked.json {
-            let first = skipped.first().map(|reason| format!("; {} skipped, the first: {reason}", skipped.len()));
+        if !self.json {
+            let first = reason.as_ref().map(|reason| format!("; {skipped} skipped, the first: {reason}"));
             let names = again.names().join(", ");
             logging::print(&format!(
                 "{equal} of {} rollouts are hash-equal ({names}){}",
@@ -95,54 +181,18 @@ pub fn run(asked: &Replay) -> Result<u8, Failure> {
                 first.unwrap_or_default()
             ))?;
         }
-        Ok(u8::from(different > 0))
-    })
-}
-
-impl Replay {
-    fn picks(&self, at: usize, line: &Line) -> bool {
-        let named = |k: &String| *k == at.to_string() || *k == line.rollout.id.to_string();
-        self.rollout.as_ref().is_none_or(named)
-    }
-
-    fn tell(&self, log: &Log, at: usize, verdict: &Verdict) -> Result<(), Failure> {
-        let id = log.lines[at].rollout.id.to_string();
-        if self.json {
-            let (result, sha256, reason) = match verdict {
-                Verdict::Equal(sha256) => ("equal", Some(sha256), None),
-                Verdict::Different(reason) => ("different", None, Some(reason)),
-                Verdict::Skipped(reason) => ("skipped", None, Some(reason)),
-            };
-            let line = json!({ "log": log.path, "line": at + 1, "rollout": id, "result": result, "sha256": sha256,
-                               "reason": reason });
-            return logging::print(&line.to_string()).map(|_| ());
-        }
-        match verdict {
-            // One rollout is worth its hash.
-            Verdict::Equal(sha256) if self.rollout.is_some() => {
-                logging::print(&format!("{}: rollout {id}: sha256:{sha256}", log.path.display())).map(|_| ())
-            }
-            Verdict::Different(reason) => {
-                logging::print(&format!("{}: rollout {id} differs: {reason}", log.path.display())).map(|_| ())
-            }
-            _ => Ok(()),
-        }
+        Ok(u8::from(*different > 0))
     }
 }
 
-fn logs(asked: &Replay) -> Result<Vec<Log>, Failure> {
+fn logs(asked: &Replay) -> Result<Vec<PathBuf>, Failure> {
     let root = &asked.run;
     let evaluated = root.join(RESULTS);
-    let paths = match (root.is_file(), evaluated.is_file()) {
-        (true, _) => vec![root.clone()],
-        (false, true) => vec![evaluated],
-        (false, false) => files(asked, root)?,
-    };
-    let read = |path: PathBuf| {
-        let lines = read_lines(&path).map_err(Failure::input)?;
-        Ok(Log { path, lines })
-    };
-    paths.into_iter().map(read).collect()
+    match (root.is_file(), evaluated.is_file()) {
+        (true, _) => Ok(vec![root.clone()]),
+        (false, true) => Ok(vec![evaluated]),
+        (false, false) => files(asked, root),
+    }
 }
 
 fn files(asked: &Replay, root: &Path) -> Result<Vec<PathBuf>, Failure> {

@@ -4,6 +4,7 @@
 use crate::contract::{ALWAYS, INTERFACE, PACKAGE, Pre, VERSION};
 use crate::instance::{Deadline, INSTANTIATE, Identity, Instance, one_line};
 use crate::machine::Machine;
+use crate::tape::Tape;
 use crate::{EnvInfo, Failure, Grant, Limits, LoadConfig, LoadError, Sandbox, Services, check, wasi};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -114,7 +115,8 @@ impl EnvFile {
             let (linked, limits, grants) = (linked.clone(), limits.clone(), grants.clone());
             let describe = async move {
                 let (log, services) = (Arc::new(|_| ()), Services::default());
-                let mut instance = Instance::new(&linked, &limits, identity.clone(), log, services).await?;
+                let mut instance =
+                    Instance::new(&linked, &limits, identity.clone(), log, services, Tape::default()).await?;
                 let info = instance.describe(Deadline::of_call(&limits)).await?;
                 check::info(&info, &grants)
                     .map_err(|reason| identity.error("describe", Failure::Invalid(reason)))

@@ -5,6 +5,7 @@ use crate::contract::Guest;
 use crate::file::Linked;
 use crate::limits::MemoryCap;
 use crate::state::{Caller, State, Waits};
+use crate::tape::{SETUP, Tape};
 use crate::{Completion, EnvError, EnvInfo, Failure, GroupMember, Limits, LogSink, RolloutContext, Services, check};
 use prl_types::{EnvTurn, Score, Task};
 use std::future::Future;
@@ -76,6 +77,8 @@ pub struct Instance {
     guest: Guest,
     identity: Identity,
     waits: Arc<Waits>,
+    /// What it asked of services while it was set up.
+    setup: Tape,
     output_bytes: u64,
     fuel: Option<u64>,
     /// False once it was stopped in the middle of a call: it may not be entered again.
@@ -115,10 +118,11 @@ impl Instance {
         identity: Identity,
         log: LogSink,
         services: Services,
+        setup: Tape,
     ) -> Result<Self, EnvError> {
         let mut failed = Failure::Invalid("there is no engine".into());
         for linked in linked {
-            match Self::on(linked, limits, &identity, log.clone(), services.clone()).await {
+            match Self::on(linked, limits, &identity, log.clone(), services.clone(), &setup).await {
                 Ok(instance) => return Ok(instance),
                 Err(Refused::Failed(failure)) => return Err(identity.error(INSTANTIATE, failure)),
                 Err(Refused::Full(reason)) => failed = Failure::NoRoom { reason },
@@ -133,6 +137,7 @@ impl Instance {
         identity: &Identity,
         log: LogSink,
         services: Services,
+        setup: &Tape,
     ) -> Result<Self, Refused> {
         let mut store = Store::new(&linked.engine, State::new(limits, identity.worker, log, services));
         store.limiter(|state| &mut state.limiter);
@@ -141,15 +146,15 @@ impl Instance {
         if let Some(fuel) = limits.fuel {
             store.set_fuel(fuel).map_err(|error| Refused::Failed(Failure::Invalid(one_line(&error))))?;
         }
-        store.data_mut().begin(&Caller::default());
+        store.data_mut().begin(SETUP, &Caller { tape: setup.clone(), ..Caller::default() });
         let waits = store.data().waits.clone();
         let made = within(Deadline::of_call(limits), &waits, linked.pre.instantiate(&mut store)).await;
         let said = store.data_mut().end();
         let failure = match made {
             Ok(Ok(guest)) => {
                 let (output_bytes, fuel) = (limits.output_bytes, limits.fuel);
-                let identity = identity.clone();
-                return Ok(Instance { store, guest, identity, waits, output_bytes, fuel, alive: true });
+                let (identity, setup) = (identity.clone(), setup.clone());
+                return Ok(Instance { store, guest, identity, waits, setup, output_bytes, fuel, alive: true });
             }
             Ok(Err(error)) if error.is::<PoolConcurrencyLimitError>() => return Err(Refused::Full(one_line(&error))),
             Ok(Err(error)) if error.is::<Trap>() || error.is::<MemoryCap>() => {
@@ -168,7 +173,7 @@ impl Instance {
     }
 
     fn begin(&mut self, call: &'static str, caller: &Caller) -> Result<(), EnvError> {
-        self.store.data_mut().begin(caller);
+        self.store.data_mut().begin(call, caller);
         match self.fuel.map_or(Ok(()), |fuel| self.store.set_fuel(fuel)) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.identity.error(call, Failure::Invalid(one_line(&error)))),
@@ -208,7 +213,7 @@ impl Instance {
     }
 
     pub async fn configure(&mut self, args: &str, deadline: Deadline) -> Result<(), EnvError> {
-        let caller = Caller::default();
+        let caller = Caller { tape: self.setup.clone(), ..Caller::default() };
         let done = call!(self, "configure", &caller, deadline, |store, guest| guest.configure(store, args));
         self.accept("configure", done, |()| Ok(()))
     }
@@ -219,7 +224,7 @@ impl Instance {
         asked: (&str, u64, u64),
         deadline: Deadline,
     ) -> Result<Task, EnvError> {
-        let caller = Caller { rollout: None, seed: asked.2, ordinal: asked.1 };
+        let caller = Caller { seed: asked.2, ordinal: asked.1, ..Caller::default() };
         let env = self.identity.env.clone();
         let task = call!(self, "get-task", &caller, deadline, |store, guest| guest.task(store, &env, asked));
         self.accept("get-task", task, |task| check::task(info, asked, task))
@@ -232,6 +237,7 @@ impl Instance {
         caller: &Caller,
         deadline: Deadline,
     ) -> Result<ResourceAny, EnvError> {
+        caller.tape.precede(&self.setup);
         let handle = call!(self, "open", caller, deadline, |store, guest| guest.open(store, task, context));
         self.accept("open", handle, |_| Ok(()))
     }
@@ -277,9 +283,10 @@ impl Instance {
         info: &EnvInfo,
         task: &Task,
         members: &[GroupMember],
+        tape: Tape,
         deadline: Deadline,
     ) -> Result<Vec<Score>, EnvError> {
-        let caller = Caller { rollout: None, seed: task.seed, ordinal: 0 };
+        let caller = Caller { seed: task.seed, tape, ..Caller::default() };
         let scores =
             call!(self, "score-group", &caller, deadline, |store, guest| guest.score_group(store, task, members));
         let scores = scores.and_then(|scores| {

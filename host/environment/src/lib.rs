@@ -26,6 +26,7 @@ mod schema;
 mod services;
 mod session;
 mod state;
+mod tape;
 mod turn;
 mod wasi;
 
@@ -43,6 +44,7 @@ pub use services::{
     ServiceError, Services,
 };
 pub use session::Session;
+pub use tape::{Answer, Bytes, Exchange, Served, Service, Tape};
 pub use turn::{Completion, Finish, GroupMember};
 
 pub use prl_types::RolloutContext;

@@ -3,6 +3,7 @@
 
 use crate::instance::{Deadline, Identity, Instance};
 use crate::session::Session;
+use crate::tape::{Served, Tape};
 use crate::turn::GroupMember;
 use crate::{EnvError, EnvFile, EnvInfo, Failure, Limits, LogSink, Services, StartError, check, log, schema};
 use futures::future::BoxFuture;
@@ -90,6 +91,8 @@ pub(crate) struct Shared {
     /// One for each worker under [`Isolation::Worker`], else only their number counts.
     seats: Vec<Arc<Seat>>,
     workers: usize,
+    /// What `configure` is answered in place of asking, where rollouts are run again.
+    setup: Option<Served>,
     next_worker: AtomicUsize,
     places: Arc<Semaphore>,
     pub counters: Counters,
@@ -101,6 +104,19 @@ impl Pool {
     /// # Errors
     /// What does not fit, or whatever `configure` ended with.
     pub async fn start(file: &EnvFile, config: PoolConfig) -> Result<Self, StartError> {
+        Pool::start_with(file, config, None).await
+    }
+
+    /// Like [`Pool::start`] to run rollouts again: `configure` is answered as it was then, and roles need no models.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn start_again(file: &EnvFile, config: PoolConfig, setup: Served) -> Result<Self, StartError> {
+        Pool::start_with(file, config, Some(setup)).await
+    }
+
+    async fn start_with(file: &EnvFile, config: PoolConfig, setup: Option<Served>) -> Result<Self, StartError> {
+        let again = setup.is_some();
         let env = || config.name.clone();
         schema::check(&file.info().args_schema, &config.args, "args")
             .map_err(|reason| StartError::Args { env: env(), reason })?;
@@ -120,13 +136,14 @@ impl Pool {
             control: Arc::new(Seat::new(0)),
             seats,
             workers,
+            setup,
             next_worker: AtomicUsize::new(0),
             places: Arc::new(Semaphore::new(config.max_rollouts.clamp(1, Semaphore::MAX_PERMITS))),
             counters: Counters::default(),
         }));
         let (deadline, grants) = (Deadline::of_call(file.limits()), file.grants().to_vec());
         let identity = pool.0.identity(0);
-        let describe = pool.0.on_seat(&pool.0.control, "configure", move |instance, _| {
+        let describe = pool.0.on_seat(&pool.0.control, "configure", Tape::default(), move |instance, _| {
             Box::pin(async move {
                 let info = instance.describe(deadline).await?;
                 check::info(&info, &grants)
@@ -137,7 +154,7 @@ impl Pool {
         let mut info = describe.await?;
         info.weigh(&config.weights).map_err(|reason| StartError::Weights { env: env(), reason })?;
         let known = config.services.llm.as_ref().map(|llm| llm.roles()).unwrap_or_default();
-        if let Some(role) = info.roles.iter().find(|role| !known.contains(role)) {
+        if let Some(role) = info.roles.iter().find(|role| !again && !known.contains(role)) {
             return Err(StartError::Role { env: env(), role: role.clone() });
         }
         pool.0.info.get_or_init(|| info);
@@ -174,7 +191,7 @@ impl Pool {
         let (split, deadline) = (split.to_owned(), Deadline::of_call(shared.limits()));
         let (control, asked) = (&shared.control, shared.clone());
         shared
-            .on_seat(control, "get-task", move |instance, _| {
+            .on_seat(control, "get-task", Tape::default(), move |instance, _| {
                 Box::pin(async move { instance.task(asked.info(), (&split, index, seed), deadline).await })
             })
             .await
@@ -190,6 +207,14 @@ impl Pool {
     /// # Errors
     /// A failure of the guest.
     pub async fn open(&self, task: &Task, context: RolloutContext) -> Result<Session, EnvError> {
+        self.open_taped(task, context, Tape::default()).await
+    }
+
+    /// Like [`Pool::open`], the rollout's requests of services on a tape.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn open_taped(&self, task: &Task, context: RolloutContext, tape: Tape) -> Result<Session, EnvError> {
         let shared = &self.0;
         let place = shared.places.clone().acquire_owned().await;
         let place = place.map_err(|_| shared.identity(0).error("open", Failure::Cancelled))?;
@@ -204,7 +229,7 @@ impl Pool {
                 least.unwrap_or(&shared.control).clone()
             }
         };
-        Session::open(shared.clone(), seat, task, context, place).await
+        Session::open(shared.clone(), seat, task, context, tape, place).await
     }
 
     /// Scores a whole group; one score per member, in order.
@@ -212,6 +237,19 @@ impl Pool {
     /// # Errors
     /// [`Failure::Unsupported`] when the environment does not offer it, a failure of the guest, or invalid scores.
     pub async fn score_group(&self, task: &Task, members: &[GroupMember]) -> Result<Vec<Score>, EnvError> {
+        self.score_group_taped(task, members, Tape::default()).await
+    }
+
+    /// Like [`Pool::score_group`], its requests of services on a tape.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn score_group_taped(
+        &self,
+        task: &Task,
+        members: &[GroupMember],
+        tape: Tape,
+    ) -> Result<Vec<Score>, EnvError> {
         let shared = &self.0;
         if !self.info().features.group_scoring {
             let reason = "it does not score groups".to_owned();
@@ -220,8 +258,8 @@ impl Pool {
         let (task, members, deadline) = (task.clone(), members.to_vec(), Deadline::of_call(shared.limits()));
         let (control, asked) = (&shared.control, shared.clone());
         shared
-            .on_seat(control, "score-group", move |instance, _| {
-                Box::pin(async move { instance.score_group(asked.info(), &task, &members, deadline).await })
+            .on_seat(control, "score-group", Tape::default(), move |instance, _| {
+                Box::pin(async move { instance.score_group(asked.info(), &task, &members, tape, deadline).await })
             })
             .await
     }
@@ -285,17 +323,38 @@ impl Shared {
         self.counters.live.fetch_sub(1, Ordering::Relaxed);
     }
 
-    async fn make(&self, worker: usize) -> Result<Instance, EnvError> {
+    async fn make(&self, worker: usize, setup: Tape) -> Result<Instance, EnvError> {
         let (identity, log) = (self.identity(worker), self.log.clone());
         let (file, limits, services) = (&self.file, self.limits(), self.services.clone());
-        let mut instance = Instance::new(file.linked(), limits, identity, log, services).await?;
+        let mut instance = Instance::new(file.linked(), limits, identity, log, services, setup).await?;
         instance.configure(&self.args, Deadline::of_call(limits)).await?;
         Ok(instance)
     }
 
+    /// Makes an instance for a rollout, or for none. What it asks while it is set up is the rollout's, too: `open` takes
+    /// it over, and so does one that does not come to its `open`.
+    async fn make_for(&self, worker: usize, tape: &Tape) -> Result<Instance, EnvError> {
+        let setup = match (&self.setup, tape.is_on()) {
+            (Some(served), false) => Tape::play(served.clone()),
+            _ => tape.of_setup(),
+        };
+        let made = self.make(worker, setup.clone()).await;
+        if made.is_err() {
+            tape.precede(&setup);
+        }
+        made
+    }
+
     /// Runs `work` on the seat's instance, on the sandbox's threads; it is told the instance's generation. An instance
-    /// that did not come back from it alive, be it because the caller gave up, is not used again.
-    pub async fn on_seat<R, F>(self: &Arc<Self>, seat: &Arc<Seat>, call: &'static str, work: F) -> Result<R, EnvError>
+    /// that did not come back from it alive, be it because the caller gave up, is not used again. A new one is made with
+    /// `tape`.
+    pub async fn on_seat<R, F>(
+        self: &Arc<Self>,
+        seat: &Arc<Seat>,
+        call: &'static str,
+        tape: Tape,
+        work: F,
+    ) -> Result<R, EnvError>
     where
         R: Send + 'static,
         F: for<'a> FnOnce(&'a mut Instance, u64) -> BoxFuture<'a, Result<R, EnvError>> + Send + 'static,
@@ -309,7 +368,7 @@ impl Shared {
                 Some(instance) => instance,
                 None => {
                     slot.generation += 1;
-                    shared.make(seat.worker).await?
+                    shared.make_for(seat.worker, &tape).await?
                 }
             };
             let result = work(&mut instance, slot.generation).await;

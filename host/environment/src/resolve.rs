@@ -1,6 +1,8 @@
-//! From an environment's id to its file. Owns the order of places; reads no variables and no configuration.
+//! From an environment's id to its file, and the ids that there are. Owns the order of places; reads no variables and no
+//! configuration.
 
 use crate::LoadError;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,41 @@ pub struct SearchPath<'a> {
 /// The component in an environment's folder.
 const COMPONENT: &str = "env.wasm";
 
+impl SearchPath<'_> {
+    /// The folders, in order.
+    pub fn folders(&self) -> Vec<PathBuf> {
+        let mut folders: Vec<PathBuf> = self.relative_to.map(Path::to_owned).into_iter().collect();
+        let dirs = self.env_path.into_iter().flat_map(std::env::split_paths);
+        folders.extend(dirs.filter(|dir| !dir.as_os_str().is_empty()));
+        let above = self.binary.into_iter().flat_map(Path::ancestors).skip(1).map(|dir| dir.join("envs"));
+        folders.extend(above.enumerate().filter(|(i, envs)| *i == 0 || envs.is_dir()).map(|(_, envs)| envs));
+        folders
+    }
+
+    /// Every bare name that leads to a file, with the file: by folder, then by name. A folder that cannot be listed holds
+    /// none.
+    pub fn names(&self) -> Vec<(String, PathBuf)> {
+        let mut found: Vec<(String, PathBuf)> = Vec::new();
+        for folder in self.folders() {
+            let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
+            let files = entries.map(|entry| PathBuf::from(entry.file_name()));
+            // As `NAME.wasm` or as a folder `NAME`; which of the two it is, if any, `resolve` says.
+            let stem = |file: PathBuf| {
+                if file.extension().is_some_and(|e| e == "wasm") { file.with_extension("") } else { file }
+            };
+            let names: BTreeSet<String> = files.filter_map(|file| Some(stem(file).to_str()?.to_owned())).collect();
+            for name in names {
+                if found.iter().all(|(known, _)| *known != name)
+                    && let Ok(path) = resolve(&name, self)
+                {
+                    found.push((name, path));
+                }
+            }
+        }
+        found
+    }
+}
+
 /// Finds the file of the environment `id`: a path that ends in `.wasm`, a bare name such as `reverse-text`, or the
 /// folder of an `env.wasm`.
 ///
@@ -29,12 +66,7 @@ pub fn resolve(id: &str, search: &SearchPath<'_>) -> Result<PathBuf, LoadError> 
     if file.is_absolute() {
         places.push(file);
     } else if !id.is_empty() {
-        places.extend(search.relative_to.map(|dir| dir.join(&file)));
-        let dirs = search.env_path.into_iter().flat_map(std::env::split_paths);
-        places.extend(dirs.filter(|dir| !dir.as_os_str().is_empty()).map(|dir| dir.join(&file)));
-        let above = search.binary.into_iter().flat_map(Path::ancestors).skip(1).map(|dir| dir.join("envs"));
-        let beside = above.enumerate().filter(|(i, envs)| *i == 0 || envs.is_dir());
-        places.extend(beside.map(|(_, envs)| envs.join(&file)));
+        places.extend(search.folders().into_iter().map(|folder| folder.join(&file)));
     }
     let found = places.iter().find_map(|place| {
         let folder = place.with_extension("").join(COMPONENT);
@@ -75,5 +107,13 @@ mod tests {
         assert!(resolve("b", &search).is_err());
         fs::write(root.join("one/b/env.wasm"), "").unwrap();
         assert_eq!(resolve("b", &search).unwrap(), root.join("one/b/env.wasm"));
+
+        // What is listed is what is found.
+        fs::write(root.join("two/c.wasm"), "").unwrap();
+        fs::create_dir_all(root.join("two/empty")).unwrap();
+        fs::create_dir_all(root.join("two/b")).unwrap();
+        fs::write(root.join("two/b/env.wasm"), "").unwrap();
+        let names = [("a", "toml/a.wasm"), ("b", "one/b/env.wasm"), ("c", "two/c.wasm")];
+        assert_eq!(search.names(), names.map(|(name, file)| (name.to_owned(), root.join(file))));
     }
 }

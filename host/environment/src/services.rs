@@ -2,14 +2,17 @@
 //! grants' names, the bounds, and which addresses HTTP may reach; must not know the contract's records, nor how a model
 //! or a server is reached (whoever assembles a run hands in clients).
 
+use crate::tape::sha256;
 use futures::future::BoxFuture;
 use prl_types::{Message, ToolDef};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Something an environment may import if the run's configuration lists it in `grants`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,10 +50,17 @@ impl Grant {
     pub fn is_outside(self) -> bool {
         matches!(self, Grant::Http | Grant::Llm)
     }
+
+    /// Whether what comes through it may differ from rollout to rollout, so that it must be recorded to be had again.
+    /// Published files are told apart by their digests.
+    pub fn is_recorded(self) -> bool {
+        self.is_outside() || self == Grant::Kv
+    }
 }
 
 /// Why a service gave nothing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ServiceError {
     /// The run's configuration does not allow it.
     #[error("{0}")]
@@ -179,7 +189,9 @@ impl Http {
 
     pub(crate) async fn fetch(&self, mut request: HttpRequest) -> Result<HttpResponse, ServiceError> {
         if !self.allows(&request.url) {
-            return Err(ServiceError::Denied(format!("`{}` is not among the allowed addresses", request.url)));
+            // Errors are recorded, and queries may hold keys.
+            let address = request.url.split('?').next().unwrap_or_default();
+            return Err(ServiceError::Denied(format!("`{address}` is not among the allowed addresses")));
         }
         request.timeout = request.timeout.min(HTTP_TIMEOUT);
         self.client.fetch(request).await
@@ -194,10 +206,22 @@ fn is_plain(url: &str) -> bool {
 
 /// Files published with a component. Names are relative paths with `/`.
 #[derive(Clone, Debug, Default)]
-pub struct Assets(Arc<BTreeMap<String, (PathBuf, u64)>>);
+pub struct Assets {
+    files: Arc<BTreeMap<String, (PathBuf, u64)>>,
+    digests: Arc<Mutex<HashMap<String, Hashed>>>,
+}
+
+/// A file's digest, with the length and time of change that it had then.
+#[derive(Debug)]
+struct Hashed {
+    of: (u64, Option<SystemTime>),
+    sha256: String,
+}
 
 /// Most files of one component.
 const MAX_ASSETS: usize = 100_000;
+/// Stands for the list of files among their digests; no file is called that, since hidden files are left out.
+const LIST: &str = ".";
 
 impl Assets {
     /// All files in and below `dir`, links and hidden files left out.
@@ -218,20 +242,71 @@ impl Assets {
                 } else if kind.is_file() {
                     files.insert(name, (entry.path(), entry.metadata()?.len()));
                 }
-            }
-            if files.len() + folders.len() > MAX_ASSETS {
-                return Err(std::io::Error::other(format!("more than {MAX_ASSETS} files")));
+                if files.len() + folders.len() > MAX_ASSETS {
+                    return Err(std::io::Error::other(format!("more than {MAX_ASSETS} files")));
+                }
             }
         }
-        Ok(Assets(Arc::new(files)))
+        Ok(Assets { files: Arc::new(files), digests: Arc::default() })
+    }
+
+    /// Names and places, by name.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.files.iter().map(|(name, (path, _))| (name.as_str(), path.as_path()))
+    }
+
+    /// The first of `files` (names and digests as in [`crate::Served::files`]) that is another one here, and how.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn changed<'a>(
+        &self,
+        files: impl IntoIterator<Item = (&'a String, &'a Option<String>)>,
+    ) -> std::io::Result<Option<String>> {
+        for (name, before) in files {
+            let now = self.digest(name)?;
+            if now != *before {
+                let told =
+                    |digest: &Option<String>| digest.as_ref().map_or("not there".into(), |d| format!("sha256:{d}"));
+                let what = if name == LIST { "the list of files".into() } else { format!("the file `{name}`") };
+                return Ok(Some(format!("{what} was {}, now {}", told(before), told(&now))));
+            }
+        }
+        Ok(None)
     }
 
     pub(crate) fn list(&self) -> Vec<(String, u64)> {
-        self.0.iter().map(|(name, (_, size))| (name.clone(), *size)).collect()
+        self.files.iter().map(|(name, (_, size))| (name.clone(), *size)).collect()
+    }
+
+    /// Of the list of files.
+    pub(crate) fn list_digest(&self) -> (&'static str, String) {
+        let lines: String = self.files.iter().map(|(name, (_, size))| format!("{size} {name}\n")).collect();
+        (LIST, sha256(lines.as_bytes()))
+    }
+
+    /// SHA-256 of a whole file, or of the list of files; `None` where there is no such file.
+    pub(crate) fn digest(&self, name: &str) -> std::io::Result<Option<String>> {
+        if name == LIST {
+            return Ok(Some(self.list_digest().1));
+        }
+        let Some((path, _)) = self.files.get(name) else { return Ok(None) };
+        let mut file = std::fs::File::open(path)?;
+        let about = file.metadata()?;
+        let of = (about.len(), about.modified().ok());
+        let known = || self.digests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hashed) = known().get(name).filter(|hashed| hashed.of == of) {
+            return Ok(Some(hashed.sha256.clone()));
+        }
+        let mut hasher = Sha256::new();
+        std::io::copy(&mut file, &mut hasher)?;
+        let sha256: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        known().insert(name.to_owned(), Hashed { of, sha256: sha256.clone() });
+        Ok(Some(sha256))
     }
 
     pub(crate) fn read(&self, name: &str, offset: u64, length: u64) -> Result<Vec<u8>, ServiceError> {
-        let Some((path, _)) = self.0.get(name) else {
+        let Some((path, _)) = self.files.get(name) else {
             return Err(ServiceError::NotFound(format!("there is no file `{name}`")));
         };
         let read = || {

@@ -4,6 +4,7 @@
 use crate::instance::{Deadline, Instance};
 use crate::pool::{Isolation, Seat, Shared};
 use crate::state::Caller;
+use crate::tape::Tape;
 use crate::turn::Completion;
 use crate::{EnvError, EnvInfo, Failure};
 use prl_types::{EnvTurn, RolloutContext, Score, Task};
@@ -34,11 +35,12 @@ struct Rollout {
     task: Task,
     context: RolloutContext,
     id: Arc<str>,
+    tape: Tape,
 }
 
 impl Rollout {
-    fn caller(&self, ordinal: u64) -> Caller {
-        Caller { rollout: Some(self.id.clone()), seed: self.context.seed, ordinal }
+    fn caller(&self, ordinal: u64, tape: Tape) -> Caller {
+        Caller { rollout: Some(self.id.clone()), seed: self.context.seed, ordinal, tape }
     }
 }
 
@@ -66,17 +68,16 @@ impl Call {
         }
     }
 
-    /// Makes the call, the `ordinal`th of its rollout; `open` fills in the handle.
+    /// Makes the call; `open` fills in the handle.
     async fn make(
         &self,
         instance: &mut Instance,
         info: &EnvInfo,
         rollout: &Rollout,
-        ordinal: u64,
+        caller: Caller,
         handle: &mut Option<ResourceAny>,
         deadline: Deadline,
     ) -> Result<Answer, EnvError> {
-        let caller = rollout.caller(ordinal);
         let open = match (self, *handle) {
             (Call::Open, _) | (_, None) => {
                 let open = instance.open(&rollout.task, &rollout.context, &caller, deadline).await?;
@@ -102,12 +103,13 @@ impl Session {
         seat: Arc<Seat>,
         task: &Task,
         context: RolloutContext,
+        tape: Tape,
         place: OwnedSemaphorePermit,
     ) -> Result<Self, EnvError> {
         shared.enter();
         let id = Arc::from(context.id.as_str());
         let mut session = Session {
-            rollout: Arc::new(Rollout { task: task.clone(), context, id }),
+            rollout: Arc::new(Rollout { task: task.clone(), context, id, tape }),
             seat,
             handle: None,
             history: Vec::new(),
@@ -183,7 +185,8 @@ impl Session {
         let (rollout, ordinal) = (self.rollout.clone(), self.calls);
         self.calls += 1;
         let (counted, identity, made) = (shared.clone(), shared.identity(self.seat.worker), call.clone());
-        let done = shared.on_seat(&self.seat, name, move |instance, generation| {
+        let tape = if is_open { self.rollout.tape.clone() } else { Tape::default() };
+        let done = shared.on_seat(&self.seat, name, tape, move |instance, generation| {
             Box::pin(async move {
                 let info = counted.info();
                 let mut handle = match held {
@@ -193,13 +196,16 @@ impl Session {
                     Some(_) => {
                         let mut handle = None;
                         for (past, ordinal) in history.iter().zip(0..) {
-                            past.make(instance, info, &rollout, ordinal, &mut handle, deadline).await?;
+                            // What it asks a second time is not the rollout's.
+                            let caller = rollout.caller(ordinal, Tape::default());
+                            past.make(instance, info, &rollout, caller, &mut handle, deadline).await?;
                         }
                         counted.counters.replayed.fetch_add(1, Ordering::Relaxed);
                         handle
                     }
                 };
-                let answer = made.make(instance, info, &rollout, ordinal, &mut handle, deadline).await?;
+                let caller = rollout.caller(ordinal, rollout.tape.clone());
+                let answer = made.make(instance, info, &rollout, caller, &mut handle, deadline).await?;
                 Ok((answer, handle.map(|handle| (handle, generation))))
             })
         });
@@ -216,7 +222,8 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.shared.leave();
         if let (Isolation::Worker, Some((handle, generation))) = (self.shared.isolation, self.handle.take()) {
-            let (caller, deadline) = (self.rollout.caller(self.calls), Deadline::of_call(self.shared.limits()));
+            let (caller, deadline) =
+                (self.rollout.caller(self.calls, Tape::default()), Deadline::of_call(self.shared.limits()));
             self.shared.on_seat_later(&self.seat, generation, move |instance| {
                 Box::pin(async move { instance.close(handle, &caller, deadline).await })
             });

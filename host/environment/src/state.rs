@@ -3,6 +3,7 @@
 
 use crate::limits::Limiter;
 use crate::log::Log;
+use crate::tape::Tape;
 use crate::wasi::Wasi;
 use crate::{Limits, LogSink, Services};
 use std::future::Future;
@@ -19,6 +20,8 @@ pub struct Caller {
     pub seed: u64,
     /// The how manyth call of the rollout it is.
     pub ordinal: u64,
+    /// Where its requests of services go.
+    pub tape: Tape,
 }
 
 /// The contents of a store.
@@ -27,8 +30,11 @@ pub struct State {
     pub log: Log,
     pub wasi: Wasi,
     pub services: Services,
+    pub tape: Tape,
     pub output_bytes: u64,
     pub waits: Arc<Waits>,
+    /// The call, and the how manyth of its rollout it is.
+    call: (&'static str, u64),
 }
 
 impl State {
@@ -38,13 +44,17 @@ impl State {
             log: Log::new(limits, worker, log),
             wasi: Wasi::default(),
             services,
+            tape: Tape::default(),
             output_bytes: limits.output_bytes,
             waits: Arc::default(),
+            call: ("", 0),
         }
     }
 
     /// Begins a call.
-    pub fn begin(&mut self, caller: &Caller) {
+    pub fn begin(&mut self, call: &'static str, caller: &Caller) {
+        self.tape = caller.tape.clone();
+        self.call = (call, caller.ordinal);
         self.log.begin(caller.rollout.clone());
         self.wasi.begin(caller.seed, caller.ordinal);
         self.waits.reset();
@@ -54,6 +64,14 @@ impl State {
     pub fn end(&mut self) -> Option<String> {
         self.wasi.flush(&mut self.log);
         self.log.end()
+    }
+
+    /// The current call's name; turns count from 0, after `open` and `start`.
+    pub fn call(&self) -> String {
+        match self.call {
+            ("step", ordinal) => format!("step {}", ordinal.saturating_sub(2)),
+            (call, _) => call.to_owned(),
+        }
     }
 
     /// Waits for `work`, off the guest's own time.

@@ -7,4 +7,5 @@ mod sandbox {
     mod loading;
     mod reverse_text;
     mod services;
+    mod tape;
 }

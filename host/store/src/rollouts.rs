@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// What the rollouts were for.
@@ -21,22 +21,34 @@ pub enum Split {
     Eval,
 }
 
-/// The lines of a rollout log. What follows the last newline is a line that is still being
-/// written, and is left out.
+/// The lines of a rollout log, one at a time. What follows the last newline is a line that is still being
+/// written, and is left out. After an error there are no more.
 ///
 /// # Errors
-/// The system refuses, or [`StoreError::Line`] for the first line that is no `T`.
-pub fn read_lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, StoreError> {
-    let text = std::fs::read_to_string(path).at("read", path)?;
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let read = |(number, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|e| StoreError::Line {
-            path: path.to_owned(),
-            line: number + 1,
-            reason: e.to_string(),
-        })
-    };
-    whole.lines().enumerate().map(read).collect()
+/// The system refuses, now or later, or [`StoreError::Line`] for the first line that is no `T`.
+pub fn read_lines<T: DeserializeOwned>(
+    path: &Path,
+) -> Result<impl Iterator<Item = Result<T, StoreError>> + use<T>, StoreError> {
+    let mut file = Some(BufReader::new(File::open(path).at("read", path)?));
+    let (path, mut number, mut text) = (path.to_owned(), 0, Vec::new());
+    Ok(std::iter::from_fn(move || {
+        text.clear();
+        let read = file.as_mut()?.read_until(b'\n', &mut text).at("read", &path);
+        let parse = |_| {
+            number += 1;
+            let wrong =
+                |e: serde_json::Error| StoreError::Line { path: path.clone(), line: number, reason: e.to_string() };
+            serde_json::from_slice(&text).map_err(wrong)
+        };
+        let line = match &read {
+            Ok(_) if !text.ends_with(b"\n") => None,
+            _ => Some(read.and_then(parse)),
+        };
+        if !matches!(line, Some(Ok(_))) {
+            file = None;
+        }
+        line
+    }))
 }
 
 /// Which rollouts.

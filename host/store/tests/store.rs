@@ -261,11 +261,16 @@ fn rollouts_are_read_back_up_to_the_line_that_is_being_written() {
     let log = RolloutLog::of(dir.path());
     assert_eq!(log.steps().unwrap(), [2, 10]);
     let path = log.path(10, Split::Train, Subset::All);
-    assert_eq!(read_lines::<u64>(&path).unwrap(), [10]);
+    let read = |path| read_lines::<u64>(path).unwrap().collect::<Result<Vec<_>, _>>();
+    assert_eq!(read(&path).unwrap(), [10]);
     fs::write(&path, "10\n11\n1").unwrap();
-    assert_eq!(read_lines::<u64>(&path).unwrap(), [10, 11]);
-    fs::write(&path, "10\nx\n").unwrap();
-    assert!(matches!(read_lines::<u64>(&path), Err(StoreError::Line { line: 2, .. })));
+    assert_eq!(read(&path).unwrap(), [10, 11]);
+    fs::write(&path, "10\nx\n12\n").unwrap();
+    let mut lines = read_lines::<u64>(&path).unwrap();
+    assert!(matches!(lines.next(), Some(Ok(10))));
+    assert!(matches!(lines.next(), Some(Err(StoreError::Line { line: 2, .. }))));
+    assert!(lines.next().is_none(), "nothing after an error");
+    assert!(read_lines::<u64>(&path.with_extension("none")).is_err());
     let none = tempfile::tempdir().unwrap();
     assert!(RolloutLog::of(none.path()).steps().unwrap_err().to_string().contains("rollouts"));
 }

@@ -31,7 +31,39 @@ struct Bench {
     again: Pool,
     shared: Pool,
     tasks: Vec<Arc<Task>>,
+    /// Every script on every task with fresh instances: what the checks share.
+    tried: Vec<Tried>,
     seed: u64,
+}
+
+/// What is kept of a rollout that was played.
+struct Tried {
+    task: Arc<Task>,
+    script: Script,
+    digest: String,
+    error: Option<String>,
+    turns: usize,
+    reward: f64,
+    slowest: Duration,
+}
+
+impl Tried {
+    fn new(task: &Arc<Task>, script: Script, played: Played) -> Self {
+        Tried {
+            task: task.clone(),
+            script,
+            digest: played.digest(),
+            error: played.rollout.error.map(|error| error.message),
+            turns: played.rollout.turns.len(),
+            reward: played.rollout.reward,
+            slowest: played.slowest,
+        }
+    }
+
+    /// For findings.
+    fn name(&self) -> String {
+        format!("task {}, model that {}", self.task.key, self.script)
+    }
 }
 
 /// Runs the command; the code is 1 where something does not hold.
@@ -51,12 +83,14 @@ pub fn run(asked: &Check) -> Result<u8, Failure> {
         let again = opened.start(Isolation::Rollout, usize::MAX).await?;
         let shared = opened.start(Isolation::Worker, usize::MAX).await?;
         let environment = Environment::of(&fresh, opened.args.clone(), Default::default());
-        let mut bench = Bench { opened, environment, fresh, again, shared, tasks: Vec::new(), seed: asked.seed };
+        let (tasks, tried) = (Vec::new(), Vec::new());
+        let mut bench = Bench { opened, environment, fresh, again, shared, tasks, tried, seed: asked.seed };
         let tasks = bench.make_tasks(asked.tasks).await;
         let made = tasks.is_ok();
         report.add("tasks", tasks)?;
         if made {
-            report.add("rollouts", bench.rollouts().await)?;
+            bench.try_all().await;
+            report.add("rollouts", bench.rollouts())?;
             report.add("determinism", bench.determinism().await)?;
             report.add("leaks", bench.leaks().await)?;
             report.add("bad answers", answers::check(&bench).await)?;
@@ -149,37 +183,34 @@ impl Bench {
         drive::play(pool, &self.plan(task), &self.environment, &mut script.clone()).await
     }
 
-    /// Every task comes to a score with ordinary answers.
-    async fn rollouts(&self) -> Found {
-        let (mut count, mut turns, mut slowest) = (0, 0, Duration::ZERO);
-        let mut rewards = Vec::new();
+    async fn try_all(&mut self) {
         for task in &self.tasks {
-            for script in Script::ordinary(task) {
+            for script in Script::ordinary(task).into_iter().chain(Script::bad()) {
                 let played = self.play(&self.fresh, task, &script).await;
-                if let Some(error) = &played.rollout.error {
-                    return Err(format!("task {}, model that {script}: {}", task.key, error.message));
-                }
-                count += 1;
-                turns += played.rollout.turns.len();
-                slowest = slowest.max(played.slowest);
-                rewards.push(played.rollout.reward);
+                self.tried.push(Tried::new(task, script, played));
             }
         }
-        let (mean, ms) = (Summary::of(rewards).mean, slowest.as_secs_f64() * 1e3);
+    }
+
+    /// Every task comes to a score with ordinary answers.
+    fn rollouts(&self) -> Found {
+        let ordinary: Vec<&Tried> = self.tried.iter().filter(|tried| !tried.script.is_bad()).collect();
+        if let Some((tried, error)) = ordinary.iter().find_map(|tried| Some((tried, tried.error.as_ref()?))) {
+            return Err(format!("{}: {error}", tried.name()));
+        }
+        let (count, turns): (_, usize) = (ordinary.len(), ordinary.iter().map(|tried| tried.turns).sum());
+        let slowest = ordinary.iter().map(|tried| tried.slowest).max().unwrap_or_default();
+        let mean = Summary::of(ordinary.iter().map(|tried| tried.reward)).mean;
+        let ms = slowest.as_secs_f64() * 1e3;
         Ok(format!("{count} in {turns} turns, mean reward {mean:.3}, slowest call {ms:.1} ms"))
     }
 
     /// The same task, seed and completions give the same turns and scores in two instances.
     async fn determinism(&self) -> Found {
-        let (mut count, mut different) = (0, Vec::new());
-        for task in &self.tasks {
-            for script in Script::ordinary(task).into_iter().chain(Script::bad()) {
-                let (one, other) =
-                    (self.play(&self.fresh, task, &script).await, self.play(&self.again, task, &script).await);
-                count += 1;
-                if one.digest() != other.digest() {
-                    different.push(format!("task {}, model that {script}", task.key));
-                }
+        let (count, mut different) = (self.tried.len(), Vec::new());
+        for tried in &self.tried {
+            if self.play(&self.again, &tried.task, &tried.script).await.digest() != tried.digest {
+                different.push(tried.name());
             }
         }
         let claimed = self.fresh.info().features.deterministic;
@@ -196,27 +227,19 @@ impl Bench {
 
     /// An instance that serves many rollouts at once gives what fresh ones give.
     async fn leaks(&self) -> Found {
-        let mut expected = Vec::new();
-        let mut plans = Vec::new();
-        for task in &self.tasks {
-            for script in Script::ordinary(task).into_iter().chain(Script::bad()) {
-                expected.push(self.play(&self.fresh, task, &script).await.digest());
-                plans.push((task, script));
-            }
-        }
         // Interleaved, each twice: what one leaves behind shows in the others.
-        let both = plans.iter().chain(&plans).map(|(task, script)| self.play(&self.shared, task, script));
-        let played = futures::future::join_all(both).await;
-        let all = played.iter().zip(expected.iter().chain(&expected)).zip(plans.iter().chain(&plans));
-        let mut different = all.filter(|((played, expected), _)| played.digest() != **expected);
+        let twice = || self.tried.iter().chain(&self.tried);
+        let play = async |tried: &Tried| self.play(&self.shared, &tried.task, &tried.script).await;
+        let played = futures::future::join_all(twice().map(play)).await;
+        let mut different = played.iter().zip(twice()).filter(|(played, tried)| played.digest() != tried.digest);
         let count = played.len();
         match (different.next(), self.fresh.info().features.deterministic) {
             (None, _) => Ok(format!("{count} rollouts in one shared instance give what fresh ones give")),
             (Some(_), false) => Ok("cannot be told: it is not deterministic".into()),
-            (Some(((played, _), (task, script))), true) => {
+            (Some((played, tried)), true) => {
                 let error = played.rollout.error.as_ref().map(|e| format!(" ({})", e.message)).unwrap_or_default();
                 let left = different.count() + 1;
-                let first = format!("task {}, model that {script}{error}", task.key);
+                let first = format!("{}{error}", tried.name());
                 Err(format!("{left} of {count} rollouts differ when one instance serves them all; the first: {first}"))
             }
         }

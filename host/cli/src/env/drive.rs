@@ -3,7 +3,7 @@
 
 use super::record::{Answer, Environment, Replay, Turn, finish_name};
 use futures::future::BoxFuture;
-use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext};
+use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext, Tape};
 use prl_types::{
     ErrorKind, GroupId, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, SamplingHints, Score, Task,
     ToolDef, Truncation,
@@ -148,11 +148,12 @@ pub async fn play(pool: &Pool, plan: &Plan, environment: &Environment, speaker: 
         slowest: Duration::ZERO,
         context,
     };
-    let started = Instant::now();
+    let (started, tape) = (Instant::now(), environment.tape());
     let mut metrics = Vec::new();
-    if let Err(error) = drive(pool, plan, &mut played, &mut metrics, speaker).await {
+    if let Err(error) = drive(pool, plan, &mut played, &mut metrics, (speaker, &tape)).await {
         played.rollout.fail(error);
     }
+    played.replay.services = environment.served(&tape);
     played.rollout.score.take_counted(metrics);
     played.rollout.timing.total = started.elapsed().as_secs_f64();
     played
@@ -163,11 +164,11 @@ async fn drive(
     plan: &Plan,
     played: &mut Played,
     metrics: &mut Vec<Metric>,
-    speaker: &mut dyn Speaker,
+    (speaker, tape): (&mut dyn Speaker, &Tape),
 ) -> Result<(), RolloutError> {
     let Played { rollout, replay, slowest, context } = played;
     let mut clock = Clock { slowest };
-    let opened = clock.of(pool.open(&plan.task, context.clone())).await;
+    let opened = clock.of(pool.open_taped(&plan.task, context.clone(), tape.clone())).await;
     let mut session = opened.map_err(|error| failed(replay, error))?;
     let start = clock.of(session.start()).await.map_err(|error| failed(replay, error))?;
     let mut hints = start.sampling.clone();

@@ -1,28 +1,23 @@
-//! `prl env list`: the environments that a name can lead to. Owns the order of places, which is that of runs.
+//! `prl env list`: the environments that a name can lead to. Must not know where names are looked up.
 
 use super::{List, open};
 use crate::environments::sandbox;
-use crate::failure::Failure;
+use crate::failure::{Failure, run as running};
 use crate::logging;
 use crate::table::{short, table};
 use prl_environment::{Grant, LoadConfig, Sandbox};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Runs the command.
 pub fn run(asked: &List) -> Result<u8, Failure> {
     let (entries, places) = open::block_on(async {
         let sandbox = sandbox()?;
-        let places = places();
+        let here = std::env::current_dir().map_err(running("the working directory"))?;
+        let (names, places) = open::searched(&here, |search| (search.names(), search.folders()));
         let mut entries: Vec<Value> = Vec::new();
-        for place in &places {
-            // A place that is not there holds nothing.
-            for path in open::components(place).unwrap_or_default() {
-                let entry = entry(&sandbox, &path).await;
-                if !entries.iter().any(|known| known["id"] == entry["id"]) {
-                    entries.push(entry);
-                }
-            }
+        for (name, path) in names {
+            entries.push(entry(&sandbox, &name, &path).await);
         }
         Ok((entries, places))
     })?;
@@ -47,19 +42,8 @@ pub fn run(asked: &List) -> Result<u8, Failure> {
     logging::print(table(&["NAME", "VERSION", "DESCRIPTION", "FILE"], &rows).trim_end())
 }
 
-/// The working directory, the folders of `PRL_ENV_PATH`, and `envs` beside the binary and above it.
-fn places() -> Vec<PathBuf> {
-    let mut places = vec![std::env::current_dir().unwrap_or_default()];
-    let path = std::env::var_os("PRL_ENV_PATH").unwrap_or_default();
-    places.extend(std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()));
-    let binary = std::env::current_exe().unwrap_or_default();
-    places.extend(binary.ancestors().skip(1).map(|dir| dir.join("envs")).filter(|dir| dir.is_dir()));
-    places
-}
-
-async fn entry(sandbox: &Sandbox, path: &Path) -> Value {
+async fn entry(sandbox: &Sandbox, id: &str, path: &Path) -> Value {
     let config = LoadConfig { grants: Grant::ALL.to_vec(), ..LoadConfig::default() };
-    let id = open::name_of(path);
     match sandbox.load(path, &config).await {
         Ok(file) => {
             let info = file.info();

@@ -104,14 +104,18 @@ pub fn find(what: &str, beside: &Path) -> Result<PathBuf, String> {
     if let Some(Ok(file)) = folder {
         return Ok(file);
     }
-    let env_path = std::env::var_os("PRL_ENV_PATH");
-    let binary = std::env::current_exe().ok();
-    let search = SearchPath { relative_to: Some(beside), env_path: env_path.as_deref(), binary: binary.as_deref() };
-    match (prl_environment::resolve(what, &search), folder) {
+    match (searched(beside, |search| prl_environment::resolve(what, search)), folder) {
         (Ok(found), _) => Ok(found),
         (Err(_), Some(Err(reason))) => Err(format!("`{}` {reason}", path.display())),
         (Err(error), _) => Err(error.to_string()),
     }
+}
+
+/// What `work` makes of the places where names are looked up.
+pub fn searched<T>(beside: &Path, work: impl FnOnce(&SearchPath<'_>) -> T) -> T {
+    let env_path = std::env::var_os("PRL_ENV_PATH");
+    let binary = std::env::current_exe().ok();
+    work(&SearchPath { relative_to: Some(beside), env_path: env_path.as_deref(), binary: binary.as_deref() })
 }
 
 fn in_folder(dir: &Path) -> Result<PathBuf, String> {
@@ -131,7 +135,7 @@ fn in_folder(dir: &Path) -> Result<PathBuf, String> {
 }
 
 /// Every `.wasm` file of a folder, sorted.
-pub fn components(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn components(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();

@@ -1,7 +1,7 @@
 //! What the rollout log keeps of a rollout so that its environment's side can be run again: beside the rollout itself, what
 //! the environment was, was told and said. Owns the form on disk and the hash; must not know who writes or reads it.
 
-use prl_environment::{Finish, Pool};
+use prl_environment::{Finish, Grant, Pool, Served, Tape};
 use prl_types::{Message, Metric, Rollout, RolloutContext, Score, ToolDef};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -47,6 +47,12 @@ pub struct Replay {
     pub score: Option<Score>,
     /// How its last call failed.
     pub error: Option<String>,
+    /// What services answered it; absent where its environment uses none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub services: Option<Served>,
+    /// The same of the scoring of its group, with the first member that was scored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_services: Option<Served>,
     /// Hash of opening, answers and score; see [`Replay::digest`].
     pub sha256: String,
 }
@@ -164,6 +170,26 @@ impl Environment {
             memory_bytes: file.limits().memory_bytes,
             fuel: file.limits().fuel,
         }
+    }
+
+    /// Whether it uses services.
+    pub fn is_served(&self) -> bool {
+        !self.grants.is_empty()
+    }
+
+    /// The first service that it uses and whose answers must be recorded to be had again.
+    pub fn recorded(&self) -> Option<Grant> {
+        self.grants.iter().filter_map(|name| Grant::of(name)).find(|grant| grant.is_recorded())
+    }
+
+    /// Takes down what passes between a rollout of it, or the scoring of a group, and its services.
+    pub fn tape(&self) -> Tape {
+        if self.is_served() { Tape::record() } else { Tape::default() }
+    }
+
+    /// What is on such a tape.
+    pub fn served(&self, tape: &Tape) -> Option<Served> {
+        self.is_served().then(|| tape.served())
     }
 }
 

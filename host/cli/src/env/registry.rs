@@ -5,6 +5,7 @@ use super::open::{Opened, Purpose};
 use super::{Pull, Push, open};
 use crate::failure::{Failure, input};
 use crate::logging;
+use prl_environment::Assets;
 use prl_registry::{Asset, Credentials, Package, Reference, Registry};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ pub fn push(asked: &Push) -> Result<u8, Failure> {
         let info = file.info();
         let read = |path: &Path| std::fs::read(path).map_err(input(format_args!("`{}`", path.display())));
         let assets = file.assets_dir();
-        let assets = if assets.is_dir() { files(&assets)? } else { Vec::new() };
+        let assets = if assets.is_dir() { published(&assets)? } else { Vec::new() };
         let annotation = |name: &str, value: &str| (format!("org.opencontainers.image.{name}"), value.to_owned());
         Ok(Package {
             component: read(file.path())?,
@@ -91,24 +92,12 @@ fn credentials() -> Option<Credentials> {
     Some(Credentials { user: var("PRL_REGISTRY_USER")?, password: var("PRL_REGISTRY_PASSWORD")? })
 }
 
-/// All files in and below a folder, links and hidden files left out, as environments see them.
-fn files(dir: &Path) -> Result<Vec<Asset>, Failure> {
-    let mut found = Vec::new();
-    let mut folders = vec![(dir.to_owned(), String::new())];
-    while let Some((folder, prefix)) = folders.pop() {
-        let refused = |error: std::io::Error| Failure::input(format_args!("`{}`: {error}", folder.display()));
-        for entry in std::fs::read_dir(&folder).map_err(refused)? {
-            let entry = entry.map_err(refused)?;
-            let name = entry.file_name();
-            let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) else { continue };
-            let (kind, name) = (entry.file_type().map_err(refused)?, format!("{prefix}{name}"));
-            if kind.is_dir() {
-                folders.push((entry.path(), format!("{name}/")));
-            } else if kind.is_file() {
-                found.push(Asset { name, bytes: std::fs::read(entry.path()).map_err(refused)? });
-            }
-        }
-    }
-    found.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(found)
+/// The files of a folder, as environments see them.
+fn published(dir: &Path) -> Result<Vec<Asset>, Failure> {
+    let assets = Assets::open(dir).map_err(input(format_args!("`{}`", dir.display())))?;
+    let read = |(name, path): (&str, &Path)| {
+        let bytes = std::fs::read(path).map_err(input(format_args!("`{}`", path.display())))?;
+        Ok(Asset { name: name.to_owned(), bytes })
+    };
+    assets.files().map(read).collect()
 }

@@ -74,19 +74,24 @@ pub async fn run(asked: &Eval, tasks: &Tasks, url: &str) -> Result<Outcome, Fail
     }
     played.sort_by_key(|played| played.rollout.id);
     if tasks.pool.info().features.group_scoring {
-        score_groups(tasks, &mut played).await;
+        score_groups(tasks, &environment, &mut played).await;
     }
     let results = played.into_iter().map(|p| Attempt { rollout: p.rollout, replay: Some(p.replay) }).collect();
     Ok(Outcome { results, interrupted: stop.exit_code() })
 }
 
 /// Whole groups, as far as they did not fail.
-async fn score_groups(tasks: &Tasks, played: &mut [Played]) {
+async fn score_groups(tasks: &Tasks, environment: &Environment, played: &mut [Played]) {
     for group in played.chunk_by_mut(|one, other| one.rollout.id.group == other.rollout.id.group) {
         let mut group: Vec<&mut Played> = group.iter_mut().filter(|played| played.rollout.error.is_none()).collect();
         let members: Vec<_> = group.iter().map(|played| played.member()).collect();
         let Some(task) = group.first().map(|played| played.rollout.task.clone()) else { continue };
-        match tasks.pool.score_group(&task, &members).await {
+        let tape = environment.tape();
+        let scored = tasks.pool.score_group_taped(&task, &members, tape.clone()).await;
+        if let Some(first) = group.first_mut() {
+            first.replay.group_services = environment.served(&tape);
+        }
+        match scored {
             Ok(scores) => group.iter_mut().zip(scores).for_each(|(played, score)| played.rescore(score)),
             Err(error) => group.iter_mut().for_each(|played| played.fail(format!("`score_group` failed: {error}"))),
         }

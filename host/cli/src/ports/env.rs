@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext};
+use prl_environment::{Completion, EnvError, Finish, GroupMember, Pool, RolloutContext, Tape};
 use prl_orchestrator::{Env, Finished, OpenRequest, Purpose, Session, StepInput};
 use prl_types::{EnvTurn, Score, Task};
 use std::sync::Arc;
@@ -30,11 +30,7 @@ impl Env for PoolEnv {
     }
 
     fn open(&self, task: Arc<Task>, request: OpenRequest) -> BoxFuture<'_, Result<Box<dyn Session>, String>> {
-        async move {
-            let session = self.0.open(&task, context(&request)).await.map_err(text)?;
-            Ok(Box::new(PoolSession(Some(session))) as Box<dyn Session>)
-        }
-        .boxed()
+        self.open_taped(task, request, Tape::default()).boxed()
     }
 
     fn group_scoring(&self) -> bool {
@@ -46,8 +42,31 @@ impl Env for PoolEnv {
         task: &'a Task,
         members: &'a [&'a Finished],
     ) -> BoxFuture<'a, Result<Vec<Score>, String>> {
+        self.score_group_taped(task, members, Tape::default()).boxed()
+    }
+}
+
+impl PoolEnv {
+    /// As [`Env::open`], with requests of services on a tape.
+    pub async fn open_taped(
+        &self,
+        task: Arc<Task>,
+        request: OpenRequest,
+        tape: Tape,
+    ) -> Result<Box<dyn Session>, String> {
+        let session = self.0.open_taped(&task, context(&request), tape).await.map_err(text)?;
+        Ok(Box::new(PoolSession(Some(session))))
+    }
+
+    /// As [`Env::score_group`], with requests of services on a tape.
+    pub async fn score_group_taped(
+        &self,
+        task: &Task,
+        members: &[&Finished],
+        tape: Tape,
+    ) -> Result<Vec<Score>, String> {
         let members: Vec<GroupMember> = members.iter().map(|m| member(m)).collect();
-        async move { self.0.score_group(task, &members).await.map_err(text) }.boxed()
+        self.0.score_group_taped(task, &members, tape).await.map_err(text)
     }
 }
 

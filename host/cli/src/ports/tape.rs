@@ -5,7 +5,7 @@ use crate::env::record::{Answer, Environment, Replay, Turn, finish_name};
 use crate::ports::env::PoolEnv;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_environment::{Finish, Pool};
+use prl_environment::{Finish, Pool, Tape as Services};
 use prl_orchestrator::{Env, Finished, OpenRequest, Purpose, Session, StepInput};
 use prl_types::{EnvTurn, Rollout, RolloutId, Score, Task};
 use std::collections::BTreeMap;
@@ -13,9 +13,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The records of the rollouts under way.
 #[derive(Clone, Default)]
-pub struct Tapes(Arc<Mutex<BTreeMap<(Purpose, String, RolloutId), Tape>>>);
+pub struct Tapes(Arc<Mutex<BTreeMap<Key, (Tape, Services)>>>);
 
-/// One of them, which its session goes on writing.
+/// Which rollout.
+type Key = (Purpose, String, RolloutId);
+
+/// One of them, which its session goes on writing. Beside it there is what services answered.
 type Tape = Arc<Mutex<Replay>>;
 
 impl Tapes {
@@ -28,13 +31,18 @@ impl Tapes {
     /// Takes the record of a rollout out.
     pub fn take(&self, purpose: Purpose, rollout: &Rollout) -> Option<Replay> {
         let key = (purpose, rollout.task.env.clone(), rollout.id);
-        let tape = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key)?;
-        let replay = tape.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(replay.clone())
+        let (tape, services) = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&key)?;
+        let mut replay = tape.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        replay.services = replay.env.served(&services);
+        Some(replay)
     }
 
-    fn insert(&self, key: (Purpose, String, RolloutId), tape: &Tape) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, tape.clone());
+    fn insert(&self, key: Key, tape: &Tape, services: &Services) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key, (tape.clone(), services.clone()));
+    }
+
+    fn of(&self, key: &Key) -> Option<Tape> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).map(|(tape, _)| tape.clone())
     }
 }
 
@@ -60,8 +68,9 @@ impl Env for Taped {
             context: super::env::context(&request),
             ..Replay::default()
         }));
-        self.tapes.insert((request.purpose, task.env.clone(), request.id), &tape);
-        let opening = self.env.open(task, request);
+        let services = self.about.tape();
+        self.tapes.insert((request.purpose, task.env.clone(), request.id), &tape, &services);
+        let opening = self.env.open_taped(task, request, services);
         async move {
             match opening.await {
                 Ok(session) => Ok(Box::new(TapedSession { session, tape }) as Box<dyn Session>),
@@ -80,7 +89,16 @@ impl Env for Taped {
         task: &'a Task,
         members: &'a [&'a Finished],
     ) -> BoxFuture<'a, Result<Vec<Score>, String>> {
-        self.env.score_group(task, members)
+        async move {
+            let services = self.about.tape();
+            let scores = self.env.score_group_taped(task, members, services.clone()).await;
+            let first = members.first().map(|first| (first.request.purpose, task.env.clone(), first.request.id));
+            if let Some(tape) = first.and_then(|key| self.tapes.of(&key)) {
+                write(&tape, |replay| replay.group_services = self.about.served(&services));
+            }
+            scores
+        }
+        .boxed()
     }
 }
 

@@ -33,11 +33,13 @@ impl Client {
         let wanted = wanted.body(request.body.unwrap_or_default());
         let wanted = wanted.map_err(|error| ServiceError::Invalid(format!("no valid request: {error}")))?;
         let wanted = self.0.configure_request(wanted).timeout_global(Some(request.timeout)).build();
+        // Errors are recorded, and queries may hold keys.
+        let address = request.url.split('?').next().unwrap_or_default();
         let failed = |error: ureq::Error| match error {
             ureq::Error::BodyExceedsLimit(limit) => {
-                ServiceError::Limit(format!("`{}` answered with more than {limit} bytes", request.url))
+                ServiceError::Limit(format!("`{address}` answered with more than {limit} bytes"))
             }
-            error => ServiceError::Upstream(format!("`{}`: {error}", request.url)),
+            error => ServiceError::Upstream(format!("`{address}`: {error}")),
         };
         let mut answer = self.0.run(wanted).map_err(failed)?;
         let headers = answer.headers().iter();

@@ -1,23 +1,20 @@
-//! One recorded rollout run again: the recorded turns are said to the recorded environment. Owns the comparison; must not
-//! know where a record comes from.
+//! One recorded rollout run again: the recorded turns are said to the recorded environment, and services answer what they
+//! answered then. Owns the comparison; must not know where a record comes from.
 
 use crate::env::open::{Asked, Opened, Purpose, find};
 use crate::env::record::{Answer, Environment, Line, Replay, finish_of};
 use crate::environments::{sandbox, seconds};
 use crate::failure::{Failure, input};
 use prl_environment::{
-    Assets, Completion, EnvError, Grant, GroupMember, Isolation, Kv, Limits, LoadConfig, Pool, PoolConfig, Sandbox,
-    Services,
+    Assets, Completion, EnvError, EnvFile, Grant, Isolation, Limits, LoadConfig, Pool, PoolConfig, Sandbox, Served,
+    Services, Tape,
 };
-use prl_types::Metric;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Longest call, seconds: what a run limits by the clock is not limited here.
 const CALL: f64 = 60.0;
-/// Bound of a scratch map, bytes.
-const KV_BYTES: u64 = 64 << 20;
 
 /// What came of a rollout.
 pub enum Verdict {
@@ -34,7 +31,19 @@ pub struct Again {
     sandbox: Sandbox,
     /// By digest.
     given: BTreeMap<String, PathBuf>,
-    pools: BTreeMap<String, Pool>,
+    /// Started ones, with the files published with them.
+    pools: BTreeMap<String, Started>,
+}
+
+/// A started environment.
+type Started = (Pool, Option<Assets>);
+
+/// What it takes to run a rollout again.
+pub enum Ready {
+    /// Its environment.
+    Runs(Pool),
+    /// Why it cannot be run.
+    Not(String),
 }
 
 impl Again {
@@ -53,20 +62,38 @@ impl Again {
 
     /// The environments that were run, for people.
     pub fn names(&self) -> Vec<String> {
-        let name = |pool: &Pool| format!("{} sha256:{}", pool.info().name, pool.file().sha256());
+        let name = |(pool, _): &Started| format!("{} sha256:{}", pool.info().name, pool.file().sha256());
         self.pools.values().map(name).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Starts the environment of a line, if it is not there yet.
+    /// What it takes to run a line's rollout again; starts its environment, if it is not there yet.
     ///
     /// # Errors
-    /// It is not found, or is another one.
-    pub async fn prepare(&mut self, line: &Line) -> Result<(), Failure> {
-        let Some(replay) = &line.replay else { return Ok(()) };
-        let (env, key) = (&replay.env, key(&replay.env));
-        if asks_outside(env).is_some() || self.pools.contains_key(&key) {
-            return Ok(());
+    /// The environment or a file published with it is not found, or is another one.
+    pub async fn prepare(&mut self, line: &Line) -> Result<Ready, Failure> {
+        let Some(replay) = &line.replay else {
+            return Ok(Ready::Not("it never reached its environment, or its log is of a prl without replay".into()));
+        };
+        if let Some(reason) = refusal(&replay.env, replay.services.as_ref()) {
+            return Ok(Ready::Not(reason));
         }
+        let key = key(&replay.env);
+        let (pool, assets) = match self.pools.get(&key) {
+            Some(started) => started,
+            None => match self.start(line, replay).await? {
+                Ok(started) => self.pools.entry(key).or_insert(started),
+                Err(reason) => return Ok(Ready::Not(reason)),
+            },
+        };
+        if let Some(assets) = assets {
+            unchanged(pool.file(), assets, replay)?;
+        }
+        Ok(Ready::Runs(pool.clone()))
+    }
+
+    /// The inner error is for one that did not start then either, or not with these answers.
+    async fn start(&self, line: &Line, replay: &Replay) -> Result<Result<Started, String>, Failure> {
+        let env = &replay.env;
         let grants = env.grants.iter().filter_map(|name| Grant::of(name)).collect();
         let limits = Limits {
             memory_bytes: env.memory_bytes,
@@ -99,6 +126,9 @@ impl Again {
             })?),
             false => None,
         };
+        if let Some(assets) = &assets {
+            unchanged(&file, assets, replay)?;
+        }
         let config = PoolConfig {
             name: line.rollout.task.env.clone(),
             args: env.args.clone(),
@@ -106,12 +136,16 @@ impl Again {
             workers: 1,
             max_rollouts: usize::MAX,
             isolation: Isolation::Rollout,
-            services: Services { assets, kv: Some(Kv::new(KV_BYTES)), ..Services::default() },
+            services: Services { assets: assets.clone(), ..Services::default() },
             log: Arc::new(|_| ()),
         };
-        let pool = Pool::start(&file, config).await.map_err(Failure::input)?;
-        self.pools.insert(key, pool);
-        Ok(())
+        let setup = replay.services.as_ref().map(Served::setup).unwrap_or_default();
+        let answered = !setup.asked.is_empty();
+        match Pool::start_again(&file, config, setup).await {
+            Ok(pool) => Ok(Ok((pool, assets))),
+            Err(error) if answered => Ok(Err(format!("its environment does not start with its answers: {error}"))),
+            Err(error) => Err(Failure::input(error)),
+        }
     }
 
     fn file(&self, name: &str, env: &Environment) -> Result<PathBuf, Failure> {
@@ -129,66 +163,63 @@ impl Again {
             ))
         })
     }
+}
 
-    /// Runs the rollout at `at` again; its group, where groups are scored, is among `lines`.
-    pub async fn compare(&self, lines: &[Line], at: usize) -> Verdict {
-        let line = &lines[at];
-        let Some(recorded) = line.record() else {
-            return Verdict::Skipped("it never reached its environment, or its log is of a prl without replay".into());
-        };
-        if let Some(service) = asks_outside(&recorded.env) {
-            let name = &recorded.env.name;
-            return Verdict::Skipped(format!("`{name}` may ask `{service}`, whose answers are not in the log"));
-        }
-        let Some(pool) = self.pools.get(&key(&recorded.env)) else {
-            return Verdict::Skipped(format!("its environment `{}` is not there", recorded.env.name));
-        };
-        if recorded.digest() != recorded.sha256 {
-            return Verdict::Different("the log's hash is not that of its record: the line was changed".into());
-        }
-        let new = match again(pool, line, &recorded).await {
-            Ok(new) => new,
-            Err(reason) => return Verdict::Skipped(reason),
-        };
-        if let Some(reason) = difference(&recorded, &new) {
-            return Verdict::Different(reason);
-        }
-        match self.group(pool, lines, at).await {
-            Some(reason) => Verdict::Different(reason),
-            None => Verdict::Equal(new.digest()),
-        }
+/// Runs a line's rollout again.
+pub async fn compare(ready: &Ready, line: &Line) -> Verdict {
+    let pool = match ready {
+        Ready::Runs(pool) => pool,
+        Ready::Not(reason) => return Verdict::Skipped(reason.clone()),
+    };
+    let Some(recorded) = line.record() else { return Verdict::Skipped("it has no record".into()) };
+    if recorded.digest() != recorded.sha256 {
+        return Verdict::Different("the log's hash is not that of its record: the line was changed".into());
     }
-
-    /// What differs in the score that the rollout has of its group.
-    async fn group(&self, pool: &Pool, lines: &[Line], at: usize) -> Option<String> {
-        let rollout = &lines[at].rollout;
-        if !pool.info().features.group_scoring || rollout.error.is_some() {
-            return None;
-        }
-        let of_group = |line: &&Line| {
-            let other = &line.rollout;
-            other.id.group == rollout.id.group && other.task == rollout.task && other.error.is_none()
-        };
-        let mut group: Vec<(&Line, Replay)> =
-            lines.iter().filter(of_group).filter_map(|line| Some((line, line.record()?))).collect();
-        group.sort_by_key(|(line, _)| line.rollout.id);
-        let members: Vec<GroupMember> = group.iter().map(|(line, replay)| member(line, replay)).collect();
-        let place = group.iter().position(|(line, _)| line.rollout.id == rollout.id)?;
-        match pool.score_group(&rollout.task, &members).await {
-            Ok(scores) if scores.get(place) == Some(&rollout.score) => None,
-            Ok(scores) => Some(format!(
-                "its group's score was {}, now {}",
-                shown(&Some(&rollout.score)),
-                shown(&scores.get(place))
-            )),
-            Err(error) => Some(format!("its group cannot be scored: {error}")),
-        }
+    let tape = tape(&recorded.env, recorded.services.as_ref());
+    let new = match again(pool, line, &recorded, &tape).await {
+        Ok(new) => new,
+        Err(reason) => return Verdict::Skipped(reason),
+    };
+    // What follows from another answer is no finding of its own. A rollout without a score did not make all its calls.
+    let unasked = || recorded.score.as_ref().and_then(|_| tape.unasked());
+    match tape.finding().or_else(|| difference(&recorded, &new)).or_else(unasked) {
+        Some(reason) => Verdict::Different(reason),
+        None => Verdict::Equal(new.digest()),
     }
 }
 
-/// A service whose answers differ from time to time.
-fn asks_outside(env: &Environment) -> Option<&str> {
-    env.grants.iter().map(String::as_str).find(|name| Grant::of(name).is_some_and(Grant::is_outside))
+/// Why what services answered then cannot be had again, if that is so.
+pub fn refusal(env: &Environment, served: Option<&Served>) -> Option<String> {
+    match (env.recorded(), served) {
+        (Some(grant), None) => Some(format!(
+            "`{}` uses `{}`, and its log is of a prl that did not keep what that answered",
+            env.name,
+            grant.name()
+        )),
+        (_, served) => served.and_then(Served::refusal),
+    }
+}
+
+/// Gives out the answers of then.
+pub fn tape(env: &Environment, served: Option<&Served>) -> Tape {
+    match (env.recorded(), served) {
+        (Some(_), Some(served)) => Tape::play(served.clone()),
+        _ => Tape::default(),
+    }
+}
+
+/// Refuses published files that are not those of then.
+fn unchanged(file: &EnvFile, assets: &Assets, replay: &Replay) -> Result<(), Failure> {
+    let dir = file.assets_dir();
+    let files = [&replay.services, &replay.group_services].into_iter().flatten().flat_map(|served| &served.files);
+    match assets.changed(files).map_err(input(format_args!("the files in `{}`", dir.display())))? {
+        None => Ok(()),
+        Some(what) => Err(Failure::input(format_args!(
+            "the rollouts are of other files than those in `{}`: {what}; put the recorded ones there, or say where the \
+             environment with them is with --env FILE",
+            dir.display()
+        ))),
+    }
 }
 
 /// What makes two environments the same one.
@@ -196,21 +227,8 @@ fn key(env: &Environment) -> String {
     format!("{} {} {:?} {} {:?}", env.sha256, env.args, env.weights, env.memory_bytes, env.fuel)
 }
 
-/// As it was handed over to be scored with its group: its own score, and what its turns counted.
-fn member(line: &Line, replay: &Replay) -> GroupMember {
-    let rollout = &line.rollout;
-    let messages = rollout.conversation(replay.opening.iter().flat_map(|opening| &opening.messages));
-    let mut score = replay.score.clone().unwrap_or_default();
-    let mut counted: Vec<Metric> = Vec::new();
-    let answers = replay.opening.iter().chain(replay.turns.iter().filter_map(|turn| turn.answer.as_ref()));
-    answers.for_each(|answer| Metric::add_all(&mut counted, &answer.metrics));
-    score.take_counted(counted);
-    let reward = score.reward(&rollout.turns);
-    GroupMember { context: replay.context.clone(), messages, truncated: replay.truncated.clone(), score, reward }
-}
-
 /// The record that the environment gives now. The error is for a record that makes no sense.
-async fn again(pool: &Pool, line: &Line, recorded: &Replay) -> Result<Replay, String> {
+async fn again(pool: &Pool, line: &Line, recorded: &Replay, tape: &Tape) -> Result<Replay, String> {
     let mut completions = Vec::new();
     for (turn, said) in recorded.turns.iter().zip(&line.rollout.turns) {
         let finish = finish_of(&turn.finish).ok_or_else(|| format!("a turn ended for the reason `{}`", turn.finish))?;
@@ -228,7 +246,7 @@ async fn again(pool: &Pool, line: &Line, recorded: &Replay) -> Result<Replay, St
     let mut new = recorded.clone();
     (new.opening, new.score, new.error) = (None, None, None);
     new.turns.iter_mut().for_each(|turn| turn.answer = None);
-    if let Err(error) = play(pool, line, recorded, completions, &mut new).await {
+    if let Err(error) = play((pool, tape), line, recorded, completions, &mut new).await {
         new.error = Some(error.to_string());
     }
     Ok(new)
@@ -236,14 +254,14 @@ async fn again(pool: &Pool, line: &Line, recorded: &Replay) -> Result<Replay, St
 
 /// As far as the recorded rollout went.
 async fn play(
-    pool: &Pool,
+    (pool, tape): (&Pool, &Tape),
     line: &Line,
     recorded: &Replay,
     completions: Vec<Completion>,
     new: &mut Replay,
 ) -> Result<(), EnvError> {
     let failed = recorded.error.is_some();
-    let mut session = pool.open(&line.rollout.task, recorded.context.clone()).await?;
+    let mut session = pool.open_taped(&line.rollout.task, recorded.context.clone(), tape.clone()).await?;
     if recorded.opening.is_none() && !failed {
         return Ok(());
     }
@@ -283,7 +301,8 @@ fn difference(recorded: &Replay, new: &Replay) -> Option<String> {
     if old != new { differs("the hash", old, new) } else { None }
 }
 
-fn shown<T: serde::Serialize>(value: &Option<T>) -> String {
+/// A value, for people.
+pub fn shown<T: serde::Serialize>(value: &Option<T>) -> String {
     let text = value.as_ref().and_then(|value| serde_json::to_string(value).ok());
     crate::table::short(&text.unwrap_or_else(|| "nothing".into()), 300)
 }

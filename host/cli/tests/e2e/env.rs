@@ -28,6 +28,13 @@ fn environments_are_listed_and_inspected() {
     let of = |id: &str| listed.iter().find(|entry| entry["id"] == id).unwrap_or_else(|| panic!("no {id}: {listed:?}"));
     assert_eq!(of("reverse-text")["path"].as_str(), Some(reverse_text().as_str()));
     assert!(of("broken")["error"].as_str().unwrap().contains("is not a WASM file"));
+    // A folder of an env.wasm is listed under the name that leads to it.
+    fs::create_dir(scratch.path("packed")).unwrap();
+    fs::copy(reverse_text(), scratch.path("packed/env.wasm")).unwrap();
+    let listed: Vec<Value> = serde_json::from_str(&scratch.prl("env list --json").ok().stdout).unwrap();
+    let packed = listed.iter().find(|entry| entry["id"] == "packed").expect("it is listed");
+    assert_eq!((&packed["name"], &packed["version"]), (&Value::from("reverse-text"), &Value::from("0.1.0")));
+    assert!(scratch.prl("env inspect packed").ok().stdout.contains("reverse-text 0.1.0"));
 
     let text = scratch.prl(&format!("env inspect {}", reverse_text())).ok().stdout;
     for part in

@@ -12,6 +12,7 @@ mod eval;
 mod libraries;
 mod measure;
 mod plugin;
+mod replay;
 mod resume;
 mod rl;
 mod sft;

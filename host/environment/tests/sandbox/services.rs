@@ -4,8 +4,9 @@ use super::common::{Lines, completion, context, limits, sandbox, wasm};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::{
-    Assets, EnvError, Failure, Finish, Grant, Http, HttpClient, HttpRequest, HttpResponse, Isolation, Kv, Limits, Llm,
-    LlmRequest, LlmResponse, LoadConfig, LogLevel, Pool, PoolConfig, ServiceError, Services, Session, StartError,
+    Assets, EnvError, EnvFile, Failure, Finish, Grant, Http, HttpClient, HttpRequest, HttpResponse, Isolation, Kv,
+    Limits, Llm, LlmRequest, LlmResponse, LoadConfig, LogLevel, Pool, PoolConfig, ServiceError, Services, Session,
+    StartError,
 };
 use prl_types::{Message, Role};
 use serde_json::json;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Answers after so many milliseconds with the length of what it was asked; has no answer to `never`.
-struct Judge(u64);
+pub struct Judge(pub u64);
 
 impl Llm for Judge {
     fn roles(&self) -> Vec<String> {
@@ -45,7 +46,7 @@ impl HttpClient for Web {
     }
 }
 
-fn services(judge_ms: u64) -> Services {
+pub fn services(judge_ms: u64) -> Services {
     Services {
         llm: Some(Arc::new(Judge(judge_ms))),
         http: Some(Http::new(&["https://example.org/api".to_owned()], Arc::new(Web)).unwrap()),
@@ -54,20 +55,27 @@ fn services(judge_ms: u64) -> Services {
     }
 }
 
-async fn start(limits: Limits, services: Services, lines: &Lines) -> Result<Pool, StartError> {
+/// The probe with all grants.
+pub async fn probe(limits: Limits) -> EnvFile {
     let load = LoadConfig { limits, grants: Grant::ALL.to_vec() };
-    let file = sandbox().load(&wasm("probe"), &load).await.expect("the probe loads");
-    let config = PoolConfig {
+    sandbox().load(&wasm("probe"), &load).await.expect("the probe loads")
+}
+
+pub fn config(isolation: Isolation, services: Services, lines: &Lines) -> PoolConfig {
+    PoolConfig {
         name: "probe".into(),
         args: json!({}),
         weights: Default::default(),
         workers: 1,
         max_rollouts: 8,
-        isolation: Isolation::Rollout,
+        isolation,
         services,
         log: lines.sink(),
-    };
-    Pool::start(&file, config).await
+    }
+}
+
+async fn start(limits: Limits, services: Services, lines: &Lines) -> Result<Pool, StartError> {
+    Pool::start(&probe(limits).await, config(Isolation::Rollout, services, lines)).await
 }
 
 /// A started rollout.
@@ -78,7 +86,7 @@ async fn open(pool: &Pool, seed: u64) -> Session {
     session
 }
 
-async fn tell(session: &mut Session, command: &str) -> Result<String, EnvError> {
+pub async fn tell(session: &mut Session, command: &str) -> Result<String, EnvError> {
     let turn = session.step(completion(command, Finish::Stop)).await?;
     Ok(turn.messages.into_iter().map(|message| message.content).collect())
 }

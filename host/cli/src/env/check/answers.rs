@@ -1,9 +1,10 @@
 //! Whether an environment takes whatever a policy may say. Owns which answers are tried on which tasks.
 
 use super::script::{BAD_ARGUMENTS, Script};
-use super::{Bench, Found};
+use super::{Bench, Found, Tried};
 use prl_environment::Finish;
 use prl_types::{Message, Role, Task, ToolCall};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Tasks that are tried.
@@ -15,14 +16,18 @@ pub async fn check(bench: &Bench) -> Found {
     let mut wrong = Vec::new();
     let mut slowest = Duration::ZERO;
     for task in bench.tasks.iter().take(TASKS) {
-        let scripts: Vec<Script> = Script::bad().into_iter().chain(calls(task)).collect();
-        kinds = kinds.max(scripts.len());
-        for script in &scripts {
-            let played = bench.play(&bench.fresh, task, script).await;
-            slowest = slowest.max(played.slowest);
-            if let Some(error) = &played.rollout.error {
-                wrong.push(format!("task {}, model that {script}: {}", task.key, error.message));
-            }
+        let mut of_task = Vec::new();
+        for script in calls(task) {
+            let played = bench.play(&bench.fresh, task, &script).await;
+            of_task.push(Tried::new(task, script, played));
+        }
+        // Those that need no tool were tried before.
+        let bad = bench.tried.iter().filter(|tried| Arc::ptr_eq(&tried.task, task) && tried.script.is_bad());
+        let all: Vec<&Tried> = bad.chain(&of_task).collect();
+        kinds = kinds.max(all.len());
+        for tried in all {
+            slowest = slowest.max(tried.slowest);
+            wrong.extend(tried.error.as_ref().map(|error| format!("{}: {error}", tried.name())));
         }
     }
     match wrong.first() {

@@ -59,6 +59,11 @@ impl Script {
         scripts
     }
 
+    /// Whether it makes no sense.
+    pub fn is_bad(&self) -> bool {
+        matches!(self, Script::Bad(..))
+    }
+
     /// Models that make none. A policy in training says all of these.
     pub fn bad() -> Vec<Script> {
         let text = |name, text: &str| Script::Bad(name, Message::text(Role::Assistant, text), Finish::Stop);

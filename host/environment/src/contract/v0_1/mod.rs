@@ -22,6 +22,8 @@ mod bindings {
             "prl:env/llm.generate-many": async,
             "prl:env/http.fetch": async,
             "prl:env/assets.read": async,
+            "prl:env/kv.get": async,
+            "prl:env/kv.set": async,
         },
         exports: { default: async },
     });
