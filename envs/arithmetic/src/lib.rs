@@ -56,10 +56,12 @@ impl Recipe for Arithmetic {
             .split("train", None)
             .split("eval", Some(EVAL_TASKS))
             .reward("correct", 1.0, |_, attempt| right(attempt, &answer(&attempt.text())))
+            .measures("whether the number is the right one, exactly")
             .reward("format", 0.1, |recipe, attempt| {
                 let found = answer(&attempt.text());
                 found.mark == recipe.mark() && found.number.is_some()
             })
+            .measures("whether the answer is marked as asked and holds a number")
             .metric("parsed", |_, attempt| answer(&attempt.text()).number.is_some())
             .tags(&["math", "single-turn"])
     }

@@ -66,7 +66,9 @@ impl Recipe for Countdown {
             .reward("correct", 1.0, |_, attempt| {
                 said(attempt).is_some_and(|said| allowed(attempt, &said) && Some(said.value) == attempt.state.target)
             })
+            .measures("whether the expression uses the numbers as allowed and gives the target")
             .reward("format", 0.1, |_, attempt| said(attempt).is_some_and(|said| allowed(attempt, &said)))
+            .measures("whether there is an expression that uses the numbers as allowed")
             .metric("tagged", |_, attempt| tagged(&attempt.text()).is_some())
             .metric("parsed", |_, attempt| said(attempt).is_some())
             .tags(&["math", "puzzle", "single-turn"])

@@ -50,6 +50,7 @@ impl Recipe for ReverseText {
             .split("train", None)
             .split("eval", Some(EVAL_TASKS))
             .reward("reverse_text", 1.0, Self::reward)
+            .measures("difflib ratio of the tagged text and the reversed one")
             .metric("format", |_, attempt| prl_env::tag(&attempt.text(), TAG).is_some())
             .tags(&["text", "single-turn"])
     }

@@ -51,11 +51,15 @@ impl Recipe for Sudoku {
             .split("train", None)
             .split("eval", Some(EVAL_TASKS))
             .reward("solved", 1.0, |_, attempt| said(attempt).is_some_and(|said| said == attempt.state.solution))
+            .measures("whether the grid is the solution")
             .reward("cells", 0.3, |_, attempt| share(attempt, |given| given == 0))
+            .measures("the share of empty cells that are filled right")
             .reward("givens", 0.1, |_, attempt| share(attempt, |given| given != 0))
+            .measures("the share of given cells that are kept")
             .reward("format", 0.1, |_, attempt| {
                 tagged(&attempt.text()).is_some() && said(attempt).is_some_and(|said| said.is_full())
             })
+            .measures("whether the tag holds a full grid")
             .metric("parsed", |_, attempt| said(attempt).is_some())
             .tags(&["puzzle", "single-turn"])
     }

@@ -97,7 +97,9 @@ impl Recipe for ToolUse {
                 |_, attempt: &mut Attempt<Self>, given: Find| attempt.state.table.find(&given.field, &given.value),
             )
             .reward("correct", 1.0, |_, attempt| correct(attempt))
+            .measures("whether the last answer is the right one")
             .reward("format", 0.1, |_, attempt| last_tag(said(attempt), "answer").is_some())
+            .measures("whether there is a tagged answer")
             .metric("tool_calls", |_, attempt| results(attempt).count() as f64)
             .metric("tool_errors", |_, attempt| {
                 results(attempt).filter(|text| text.starts_with("error: ")).count() as f64

@@ -61,14 +61,20 @@ impl Recipe for Wordle {
             .split("eval", Some(words::eval()))
             .multi_turn(40)
             .reward("correct_answer", 1.0, |_, attempt| attempt.state.won())
+            .measures("whether the word was found")
             .reward("partial_answer", 1.0, |_, attempt| match attempt.state.tallies.last() {
                 Some(last) if last.right < LETTERS => 0.2 * last.right as f64 + 0.1 * last.elsewhere as f64,
                 _ => 0.0,
             })
+            .measures(
+                "0.2 for each letter in place and 0.1 for each elsewhere in the last guess, if it is not the word",
+            )
             .reward("length_bonus", 1.0, |_, attempt| {
                 if attempt.state.won() { 1.0 / f64::from(attempt.state.tagged.max(1)) } else { 0.0 }
             })
+            .measures("one over the number of guesses, if the word was found")
             .reward("format_reward", 0.2, |_, attempt| !attempt.state.untidy && attempt.state.tagged > 0)
+            .measures("whether every turn held exactly one tagged guess")
             .metric("guesses", |_, attempt| attempt.state.tallies.len() as f64)
             .metric("invalid", |_, attempt| f64::from(attempt.state.invalid))
             .tags(&["game", "multi-turn"])

@@ -143,6 +143,14 @@ impl<R: Recipe> Spec<R> {
         self
     }
 
+    /// Says what the line of the rubric that was added last measures.
+    pub fn measures(mut self, description: &str) -> Self {
+        if let Some(line) = self.info.components.last_mut() {
+            line.description = description.into();
+        }
+        self
+    }
+
     /// Adds a line of the rubric that looks at all members of a group at once; one number per member, in order.
     pub fn group_reward(
         mut self,

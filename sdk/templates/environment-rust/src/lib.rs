@@ -30,6 +30,7 @@ impl Recipe for Sums {
             .split("train", None)
             .split("eval", Some(EVAL_TASKS))
             .reward("correct", 1.0, |_, attempt| Self::number(attempt) == Some(attempt.answer()))
+            .measures("whether the number is the sum")
             .metric("answered", |_, attempt| Self::number(attempt).is_some())
     }
 
