@@ -10,14 +10,13 @@ import pathlib
 import random
 import subprocess
 import sys
-import venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "sdk/python/src"
 sys.path.insert(0, str(SOURCES))
 
 import prl_env as prl  # noqa: E402
-from prl_env import toolchain  # noqa: E402
+from peers import V0, V1, python_of  # noqa: E402
 from prl_env.build import build  # noqa: E402
 from prl_env.new import new  # noqa: E402
 from prl_env.testing import Harness, hostile  # noqa: E402
@@ -25,19 +24,6 @@ from prl_env.testing import Harness, hostile  # noqa: E402
 ROLLOUTS, SCRATCH = sys.argv[1], pathlib.Path(sys.argv[2])
 PARTS = sys.argv[3:] or ["template", "envs", "reasoning-gym", "ports", "parsers"]
 COMPLETIONS = 100
-
-
-def python_of(name: str, *packages: str) -> str:
-    """A Python with exactly these packages, made once."""
-    folder = toolchain.cache_dir().parent / f"venv-{name}"
-    marker = folder / "packages"
-    wanted = "\n".join(packages)
-    if not marker.is_file() or marker.read_text() != wanted:
-        venv.create(folder, with_pip=True, clear=True)
-        pip = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, *packages], check=True)
-        marker.write_text(wanted)
-    return str(folder / "bin/python")
 
 
 def component(folder: pathlib.Path) -> pathlib.Path:
@@ -133,8 +119,6 @@ def envs() -> None:
         print(f"{name}: {count} rollouts in the host are those of the harness")
 
 
-V0 = ("verifiers==0.1.14", "reasoning-gym==0.1.25", "staros-stardata==0.1.1")
-V1 = ("verifiers==0.4.0", "marble-v1==0.1.0")
 # Their items follow the order of sets of texts or tuples, whose hashes differ between processes and between 32 and 64
 # bits.
 HASHED = {
