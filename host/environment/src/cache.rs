@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{self, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +19,12 @@ pub fn default_cache_dir(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -
     base.map(|base| base.join("prl").join("wasm"))
 }
 
-/// A checksum stands in front of the code. It finds what a disk did to it; nobody but the user can write here.
-const CHECKSUM_BYTES: usize = 4;
+/// A checksum stands behind the code. It finds what a disk did to it; nobody but the user can write here.
+const CHECKSUM_BYTES: u64 = 4;
+/// Changes with the layout of the files.
+const LAYOUT: u32 = 2;
+/// Read at a time.
+const PIECE: usize = 1 << 18;
 
 /// Numbers the unfinished files of this process.
 static WRITES: AtomicU64 = AtomicU64::new(0);
@@ -54,28 +58,28 @@ impl Cache {
     /// One file for each component, engine version and set of compiler options.
     fn path(&self, engine: &Engine, sha256: &str) -> PathBuf {
         let mut hasher = DefaultHasher::new();
-        engine.precompile_compatibility_hash().hash(&mut hasher);
+        (LAYOUT, engine.precompile_compatibility_hash()).hash(&mut hasher);
         self.dir.join(format!("{sha256}-{:016x}.cwasm", hasher.finish()))
     }
 
     /// The compiled component, if it is there and whole.
     pub fn load(&self, engine: &Engine, sha256: &str) -> Option<Component> {
         let path = self.path(engine, sha256);
-        let stored = fs::read(&path).ok()?;
+        let file = fs::File::open(&path).ok()?;
         let unusable = |why: &dyn Display| {
             tracing::warn!("compiling anew, the cached `{}` is unusable: {why}", path.display());
             None
         };
-        let Some((checksum, code)) = stored.split_first_chunk::<CHECKSUM_BYTES>() else {
-            return unusable(&"it is too short");
-        };
-        if crc32fast::hash(code).to_le_bytes() != *checksum {
-            return unusable(&"its checksum differs");
+        match is_whole(&file) {
+            Ok(true) => {}
+            Ok(false) => return unusable(&"its checksum differs"),
+            Err(error) => return unusable(&error),
         }
         // SAFETY: this is code that `save` wrote: the folder was made by this user with mode 0700 and checked in
-        // `open`, and the checksum says that it is whole. It is copied rather than mapped, so a later change of the
-        // file cannot reach it. The engine checks its own version and options before it takes the code.
-        match unsafe { Component::deserialize(engine, code) } {
+        // `open`, and the checksum says that it is whole. It is mapped, which is what makes a start fast, so it must not
+        // change later: `save` never writes to a file that is there but puts another in its place. The engine checks its
+        // own version and options before it takes the code.
+        match unsafe { Component::deserialize_file(engine, &path) } {
             Ok(component) => Some(component),
             Err(error) => unusable(&error),
         }
@@ -92,11 +96,31 @@ impl Cache {
     }
 }
 
-/// The checksum, then the code.
+/// Whether the checksum at its end is that of what stands before.
+fn is_whole(file: &fs::File) -> io::Result<bool> {
+    let mut reader = io::BufReader::with_capacity(PIECE, file);
+    let code = file.metadata()?.len().saturating_sub(CHECKSUM_BYTES);
+    let (mut hasher, mut left) = (crc32fast::Hasher::new(), code);
+    while left > 0 {
+        let piece = reader.fill_buf()?;
+        let length = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        if length == 0 {
+            return Ok(false);
+        }
+        hasher.update(&piece[..length]);
+        reader.consume(length);
+        left -= length as u64;
+    }
+    let mut checksum = [0; CHECKSUM_BYTES as usize];
+    let read = reader.read_exact(&mut checksum);
+    Ok(read.is_ok() && hasher.finalize().to_le_bytes() == checksum)
+}
+
+/// The code, then the checksum.
 fn write(path: &Path, code: &[u8]) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
-    file.write_all(&crc32fast::hash(code).to_le_bytes())?;
-    file.write_all(code)
+    file.write_all(code)?;
+    file.write_all(&crc32fast::hash(code).to_le_bytes())
 }
 
 #[cfg(test)]

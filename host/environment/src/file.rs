@@ -7,10 +7,15 @@ use crate::machine::Machine;
 use crate::tape::Tape;
 use crate::{EnvInfo, Failure, Grant, Limits, LoadConfig, LoadError, Sandbox, Services, check, wasi};
 use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wasmtime::Engine;
 use wasmtime::component::Component;
+
+/// Bytes read at a time.
+const PIECE: usize = 1 << 18;
 
 /// A component ready to be instantiated on an engine.
 pub struct Linked {
@@ -145,14 +150,17 @@ struct Prepared {
 
 /// Everything that does not run the guest.
 fn prepare(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Prepared, LoadError> {
-    let bytes = std::fs::read(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
-    check_outside(path, &bytes)?;
-    let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let read = |source| LoadError::Read { path: path.to_owned(), source };
+    let mut file = BufReader::with_capacity(PIECE, File::open(path).map_err(read)?);
+    let bytes = file.get_ref().metadata().map_err(read)?.len();
+    check_outside(path, &mut file, bytes)?;
+    file.rewind().map_err(read)?;
+    let sha256 = digest(&mut file).map_err(read)?;
     let unfit = |error: wasmtime::Error| LoadError::Interface { path: path.to_owned(), reason: one_line(&error) };
-    let machines = sandbox.machines().for_component(&config.limits, bytes.len())?;
+    let machines = sandbox.machines().for_component(&config.limits, bytes)?;
     let (mut interface, mut linked) = (None, Vec::new());
     for (at, machine) in machines.iter().enumerate() {
-        let component = compile(sandbox, machine, path, &sha256, &bytes)?;
+        let component = compile(sandbox, machine, path, &sha256)?;
         if interface.is_none() {
             interface = Some(check_interface(machine, path, &component, &config.grants)?);
         }
@@ -166,63 +174,87 @@ fn prepare(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Prepar
         }
     }
     let interface = interface.ok_or_else(|| LoadError::Sandbox("there is no engine".into()))?;
-    Ok(Prepared { sha256, bytes: bytes.len() as u64, interface, linked })
+    Ok(Prepared { sha256, bytes, interface, linked })
+}
+
+/// SHA-256 of what is left of a file, as hex.
+fn digest(file: &mut impl BufRead) -> io::Result<String> {
+    let mut hasher = Sha256::new();
+    loop {
+        let piece = file.fill_buf()?;
+        if piece.is_empty() {
+            return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
+        }
+        hasher.update(piece);
+        let length = piece.len();
+        file.consume(length);
+    }
 }
 
 /// Magic number, kind and section sizes: enough to tell a component from everything else, and a whole one from a
-/// piece.
-fn check_outside(path: &Path, bytes: &[u8]) -> Result<(), LoadError> {
+/// piece. `length` is that of the file.
+fn check_outside(path: &Path, file: &mut (impl BufRead + Seek), length: u64) -> Result<(), LoadError> {
     let path = || path.to_owned();
-    if bytes.is_empty() {
+    let read = |source| LoadError::Read { path: path(), source };
+    if length == 0 {
         return Err(LoadError::NotWasm { path: path(), reason: "it is empty" });
     }
-    let Some((header, mut rest)) = bytes.split_first_chunk::<8>().filter(|(header, _)| header.starts_with(b"\0asm"))
-    else {
+    let mut header = [0; 8];
+    let whole = length >= 8;
+    if whole {
+        file.read_exact(&mut header).map_err(read)?;
+    }
+    if !header.starts_with(b"\0asm") {
         return Err(LoadError::NotWasm { path: path(), reason: "it does not begin like one" });
-    };
+    }
     // Two bytes of version, two of layer: 0 is a module, 1 a component.
     match header[6..] {
         [0, 0] => return Err(LoadError::CoreModule { path: path() }),
         [1, 0] => {}
         _ => return Err(LoadError::NotWasm { path: path(), reason: "its layer is neither module nor component" }),
     }
-    while let Some((_id, after_id)) = rest.split_first() {
+    let mut at = 8;
+    while at < length {
         let truncated = |missing| LoadError::Truncated { path: path(), missing };
-        let (size, body) = leb128(after_id).ok_or_else(|| truncated(1))?;
-        let missing = size.saturating_sub(body.len() as u64);
+        let mut head = Vec::new();
+        // Its id, and its size in at most 5 bytes.
+        file.by_ref().take((length - at).min(6)).read_to_end(&mut head).map_err(read)?;
+        let (size, width) = leb128(head.get(1..).unwrap_or_default()).ok_or_else(|| truncated(1))?;
+        let body = at + 1 + width;
+        let missing = (body + size).saturating_sub(length);
         if missing > 0 {
             return Err(truncated(missing));
         }
-        rest = &body[size as usize..];
+        at = body + size;
+        file.seek(SeekFrom::Start(at)).map_err(read)?;
     }
     Ok(())
 }
 
-/// An unsigned LEB128 number of at most 32 bits and what follows it.
-fn leb128(bytes: &[u8]) -> Option<(u64, &[u8])> {
+/// An unsigned LEB128 number of at most 32 bits, and how many bytes it takes.
+fn leb128(bytes: &[u8]) -> Option<(u64, u64)> {
     let mut value = 0;
-    for (i, byte) in bytes.iter().take(5).enumerate() {
+    for (i, byte) in (0..).zip(bytes.iter().take(5)) {
         value |= u64::from(byte & 0x7f) << (7 * i);
         if byte & 0x80 == 0 {
-            return Some((value, &bytes[i + 1..]));
+            return Some((value, i + 1));
         }
     }
     None
 }
 
-fn compile(
-    sandbox: &Sandbox,
-    machine: &Machine,
-    path: &Path,
-    sha256: &str,
-    bytes: &[u8],
-) -> Result<Component, LoadError> {
+fn compile(sandbox: &Sandbox, machine: &Machine, path: &Path, sha256: &str) -> Result<Component, LoadError> {
     let engine = &machine.engine;
     if let Some(component) = sandbox.cache().and_then(|cache| cache.load(engine, sha256)) {
         return Ok(component);
     }
+    let bytes = std::fs::read(path).and_then(|bytes| match digest(&mut bytes.as_slice())? == sha256 {
+        true => Ok(bytes),
+        false => Err(io::Error::other("it changed while it was read")),
+    });
+    let bytes = bytes.map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
     let invalid = |error: wasmtime::Error| LoadError::Invalid { path: path.to_owned(), reason: one_line(&error) };
-    let component = Component::from_binary(engine, bytes).map_err(invalid)?;
+    let component = Component::from_binary(engine, &bytes).map_err(invalid)?;
     if let Some(cache) = sandbox.cache() {
         cache.save(engine, sha256, &component.serialize().map_err(invalid)?);
     }
@@ -305,7 +337,9 @@ mod tests {
     use super::*;
 
     fn outside(bytes: &[u8]) -> String {
-        check_outside(Path::new("x.wasm"), bytes).err().map_or_else(String::new, |error| error.to_string())
+        check_outside(Path::new("x.wasm"), &mut io::Cursor::new(bytes), bytes.len() as u64)
+            .err()
+            .map_or_else(String::new, |error| error.to_string())
     }
 
     #[test]

@@ -17,7 +17,7 @@ const FIBER_STACK_BYTES: usize = 2 << 20;
 /// Components up to this size are small: their memory is copied rather than mapped, which takes fewer of the system's
 /// mappings, and comes from a pool while that has room. Larger ones (interpreters) start many times faster from a
 /// mapped image.
-const SMALL_BYTES: usize = 1 << 20;
+const SMALL_BYTES: u64 = 1 << 20;
 /// Places of the pool, and how many of them keep their pages while they are free.
 const POOL: u32 = 1000;
 const WARM: u32 = 100;
@@ -136,7 +136,7 @@ impl Machines {
     }
 
     /// The engines for a component of so many bytes, in the order in which they are asked for room; at least one.
-    pub fn for_component(&self, limits: &Limits, bytes: usize) -> Result<Vec<Arc<Machine>>, LoadError> {
+    pub fn for_component(&self, limits: &Limits, bytes: u64) -> Result<Vec<Arc<Machine>>, LoadError> {
         let kinds: &[Kind] = match limits.fuel {
             Some(_) => &[Kind::Roomy { metered: true }],
             None if bytes <= SMALL_BYTES => &[Kind::Pooled, Kind::Small],

@@ -192,7 +192,8 @@ impl Footprint {
             line.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0) * 1024.0
         };
         let mappings = std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count() as f64;
-        Footprint { resident: bytes("VmRSS"), address: bytes("VmSize"), mappings }
+        // Pages of a component's image that instances only read are one another's, and counted for each in VmRSS.
+        Footprint { resident: bytes("RssAnon") + bytes("VmPTE"), address: bytes("VmSize"), mappings }
     }
 }
 
