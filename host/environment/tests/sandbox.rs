@@ -6,5 +6,6 @@ mod sandbox {
     mod hostile;
     mod loading;
     mod reverse_text;
+    mod served;
     mod services;
 }
