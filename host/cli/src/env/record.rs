@@ -64,6 +64,9 @@ pub struct Environment {
     pub contract: String,
     /// Where it was.
     pub path: String,
+    /// The address at which it ran outside the sandbox: digest and path are then no identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsandboxed: Option<String>,
     /// Its arguments.
     pub args: Value,
     /// Weights that the run set.
@@ -150,13 +153,16 @@ impl Environment {
     /// The one that `pool` runs.
     pub fn of(pool: &Pool, args: Value, weights: BTreeMap<String, f64>) -> Self {
         let (file, info) = (pool.file(), pool.info());
-        let path = std::path::absolute(file.path()).unwrap_or_else(|_| file.path().to_owned());
+        let unsandboxed = file.unsandboxed().map(str::to_owned);
+        let absolute = || std::path::absolute(file.path()).unwrap_or_else(|_| file.path().to_owned());
+        let path = unsandboxed.clone().unwrap_or_else(|| absolute().display().to_string());
         Environment {
             name: info.name.clone(),
             version: info.version.clone(),
             sha256: file.sha256().to_owned(),
             contract: file.contract_version().to_owned(),
-            path: path.display().to_string(),
+            path,
+            unsandboxed,
             args,
             weights,
             grants: file.grants().iter().map(|grant| grant.name().to_owned()).collect(),

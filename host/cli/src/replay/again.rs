@@ -1,7 +1,7 @@
 //! One recorded rollout run again: the recorded turns are said to the recorded environment. Owns the comparison; must not
 //! know where a record comes from.
 
-use crate::env::open::{Asked, Opened, Purpose, find};
+use crate::env::open::{Asked, Opened, Place, Purpose, find};
 use crate::env::record::{Answer, Environment, Line, Replay, finish_of};
 use crate::environments::{sandbox, seconds};
 use crate::failure::{Failure, input};
@@ -45,7 +45,7 @@ impl Again {
         for what in given {
             let path = find(what, Path::new("")).map_err(input("`--env`"))?;
             let asked = Asked::plain(what);
-            let opened = Opened::load_in(&sandbox, &path, &asked, Purpose::Look).await?;
+            let opened = Opened::load_in(&sandbox, &Place::File(path.clone()), &asked, Purpose::Look).await?;
             by_digest.insert(opened.file.sha256().to_owned(), path);
         }
         Ok(Again { sandbox, given: by_digest, pools: BTreeMap::new() })
@@ -64,7 +64,7 @@ impl Again {
     pub async fn prepare(&mut self, line: &Line) -> Result<(), Failure> {
         let Some(replay) = &line.replay else { return Ok(()) };
         let (env, key) = (&replay.env, key(&replay.env));
-        if asks_outside(env).is_some() || self.pools.contains_key(&key) {
+        if env.unsandboxed.is_some() || asks_outside(env).is_some() || self.pools.contains_key(&key) {
             return Ok(());
         }
         let grants = env.grants.iter().filter_map(|name| Grant::of(name)).collect();
@@ -136,6 +136,12 @@ impl Again {
         let Some(recorded) = line.record() else {
             return Verdict::Skipped("it never reached its environment, or its log is of a prl without replay".into());
         };
+        if let Some(url) = &recorded.env.unsandboxed {
+            let name = &recorded.env.name;
+            return Verdict::Skipped(format!(
+                "`{name}` ran outside the sandbox at {url}, where nothing can be run as it was"
+            ));
+        }
         if let Some(service) = asks_outside(&recorded.env) {
             let name = &recorded.env.name;
             return Verdict::Skipped(format!("`{name}` may ask `{service}`, whose answers are not in the log"));

@@ -14,6 +14,7 @@ mod measure;
 mod plugin;
 mod resume;
 mod rl;
+mod served;
 mod sft;
 mod signals;
 mod support;
