@@ -12,13 +12,34 @@ mod wire;
 use prl_env::{
     Completion, Environment, Error, ErrorCode, Finished, Info, Result, Rollout, RolloutContext, Score, Task, Turn, log,
 };
+use serde_json::value::RawValue;
+use std::cell::RefCell;
 use std::rc::Rc;
 
 /// The environment behind the server, under one set of arguments.
 pub struct Bridge {
+    args: Box<RawValue>,
     /// The server's name for these arguments.
-    configuration: String,
+    configuration: RefCell<String>,
     info: Info,
+}
+
+fn configure(args: &RawValue) -> Result<wire::Configured> {
+    client::post("/configure", &wire::Configure { args })
+}
+
+impl Bridge {
+    /// Asks something of the configuration. A server that was started anew in between is told it once more.
+    fn ask<T>(&self, ask: impl Fn(&str) -> Result<T>) -> Result<T> {
+        let answer = ask(&self.configuration.borrow());
+        match answer {
+            Err(Error { code: ErrorCode::InvalidState, .. }) => {
+                self.configuration.replace(configure(&self.args)?.configuration);
+                ask(&self.configuration.borrow())
+            }
+            answer => answer,
+        }
+    }
 }
 
 prl_env::export!(Bridge);
@@ -35,8 +56,8 @@ impl Environment for Bridge {
 
     fn configure(args: &str) -> Result<Self> {
         let args = convert::raw(args.to_owned(), "the arguments")?;
-        let configured: wire::Configured = client::post("/configure", &wire::Configure { args })?;
-        Ok(Bridge { configuration: configured.configuration, info: convert::info(configured.info) })
+        let wire::Configured { configuration, info } = configure(&args)?;
+        Ok(Bridge { args, configuration: configuration.into(), info: convert::info(info) })
     }
 
     fn info(&self) -> Info {
@@ -44,14 +65,16 @@ impl Environment for Bridge {
     }
 
     fn task(&self, split: &str, index: u64, seed: u64) -> Result<Task> {
-        let asked = wire::GetTask { configuration: &self.configuration, split, index, seed };
-        client::post("/task", &asked).map(convert::task)
+        let ask = |configuration: &str| client::post("/task", &wire::GetTask { configuration, split, index, seed });
+        self.ask(ask).map(convert::task)
     }
 
     fn open(self: &Rc<Self>, task: Task, context: RolloutContext) -> Result<Remote> {
         let (task, context) = (convert::task_to(task)?, convert::context_to(context));
-        let asked = wire::Open { configuration: &self.configuration, task, context };
-        let wire::Opened { id } = client::post("/rollouts", &asked)?;
+        let ask = |configuration: &str| {
+            client::post("/rollouts", &wire::Open { configuration, task: &task, context: &context })
+        };
+        let wire::Opened { id } = self.ask(ask)?;
         if id.is_empty() || id.len() > 128 || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)) {
             return Err(client::wrong("/rollouts", "`id` must be 1 to 128 of the characters a-z A-Z 0-9 - _"));
         }
@@ -59,10 +82,13 @@ impl Environment for Bridge {
     }
 
     fn score_group(&self, task: Task, members: Vec<Finished>) -> Result<Vec<Score>> {
-        let members = members.into_iter().map(convert::finished_to).collect::<Result<_>>()?;
-        let asked = wire::ScoreGroup { configuration: &self.configuration, task: convert::task_to(task)?, members };
-        let answer: wire::Scores = client::post("/score_group", &asked)?;
-        Ok(answer.scores.into_iter().map(convert::score).collect())
+        let members = members.into_iter().map(convert::finished_to).collect::<Result<Vec<_>>>()?;
+        let task = convert::task_to(task)?;
+        let ask = |configuration: &str| {
+            client::post("/score_group", &wire::ScoreGroup { configuration, task: &task, members: &members })
+        };
+        let wire::Scores { scores } = self.ask(ask)?;
+        Ok(scores.into_iter().map(convert::score).collect())
     }
 }
 

@@ -107,6 +107,24 @@ fn every_call_goes_over_the_wire() {
 }
 
 #[test]
+fn a_server_that_was_started_anew_is_told_the_arguments_again() {
+    let bridge = bridge();
+    let unknown = json!({ "error": { "code": "invalid_state", "message": "who?" } }).to_string();
+    let known = json!({ "configuration": "d", "info": info() }).to_string();
+    let asked = server([(409, unknown.clone()), (200, known), (200, TASK.into()), (200, TASK.into())]);
+    bridge.task("train", 3, 0).unwrap();
+    bridge.task("train", 3, 0).unwrap();
+    let seen: Vec<Value> = asked.borrow().iter().map(|(_, _, body)| body["configuration"].clone()).collect();
+    assert_eq!(seen, [json!("c"), Value::Null, json!("d"), json!("d")]);
+    assert_eq!(asked.borrow()[1].2["args"].to_string(), "{\"a\":1.1}");
+    // Once, not for ever.
+    let known = json!({ "configuration": "d", "info": info() }).to_string();
+    let asked = server([(409, unknown.clone()), (200, known), (409, unknown)]);
+    assert_eq!(bridge.task("train", 3, 0).unwrap_err().message, "who?");
+    assert_eq!(asked.borrow().len(), 3);
+}
+
+#[test]
 fn groups_are_scored() {
     let bridge = bridge();
     let score = json!({ "components": [], "metrics": [] });

@@ -81,8 +81,8 @@ pub struct Component {
 }
 
 #[derive(Serialize)]
-pub struct Configure {
-    pub args: Box<RawValue>,
+pub struct Configure<'a> {
+    pub args: &'a RawValue,
 }
 
 #[derive(Deserialize)]
@@ -103,8 +103,8 @@ pub struct GetTask<'a> {
 #[derive(Serialize)]
 pub struct Open<'a> {
     pub configuration: &'a str,
-    pub task: Task,
-    pub context: Context,
+    pub task: &'a Task,
+    pub context: &'a Context,
 }
 
 #[derive(Deserialize)]
@@ -121,8 +121,8 @@ pub struct Truncated<'a> {
 #[derive(Serialize)]
 pub struct ScoreGroup<'a> {
     pub configuration: &'a str,
-    pub task: Task,
-    pub members: Vec<Finished>,
+    pub task: &'a Task,
+    pub members: &'a [Finished],
 }
 
 #[derive(Deserialize)]

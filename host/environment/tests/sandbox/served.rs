@@ -9,6 +9,7 @@ use prl_environment::{
 };
 use prl_types::Score;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -273,18 +274,27 @@ async fn a_bad_answer_costs_its_rollout_only() {
 
 #[tokio::test]
 async fn a_server_that_comes_back_serves_new_rollouts() {
-    let up = Arc::new(std::sync::atomic::AtomicBool::new(true));
-    let is_up = up.clone();
-    let served = served(move |path, asked| match is_up.load(std::sync::atomic::Ordering::SeqCst) {
-        true => parrot(path, asked),
-        false => Does::Breaks(ServiceError::Upstream("connection refused".into())),
+    let up = Arc::new(AtomicBool::new(true));
+    let (is_up, known) = (up.clone(), AtomicBool::new(false));
+    // What is gone has forgotten its configurations when it comes back.
+    let served = served(move |path, asked| match (is_up.load(Ordering::SeqCst), path) {
+        (false, _) => {
+            known.store(false, Ordering::SeqCst);
+            Does::Breaks(ServiceError::Upstream("connection refused".into()))
+        }
+        (true, "/configure") => {
+            known.store(true, Ordering::SeqCst);
+            parrot(path, asked)
+        }
+        (true, "/task" | "/rollouts") if !known.load(Ordering::SeqCst) => Does::Fails(409, "invalid_state", "who?"),
+        (true, _) => parrot(path, asked),
     })
     .await;
     served.play(0).await.unwrap();
-    up.store(false, std::sync::atomic::Ordering::SeqCst);
+    up.store(false, Ordering::SeqCst);
     let error = served.play(0).await.unwrap_err();
     assert!(error.is_retryable());
     assert_eq!(guest(error), (GuestErrorCode::Upstream, "connection refused".into()));
-    up.store(true, std::sync::atomic::Ordering::SeqCst);
+    up.store(true, Ordering::SeqCst);
     served.play(0).await.unwrap();
 }
