@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the environments in this folder into WASM components, envs/NAME.wasm.
+# Builds the environments in this folder into WASM components, envs/NAME.wasm, and what stands in for served ones,
+# host/bridge/bridge.wasm, under the name `bridge`.
 #
 #   envs/build.sh [NAME]...           rebuilds the committed files
 #   envs/build.sh --check [NAME]...   builds into the target folder and compares interface and behaviour with the
@@ -25,10 +26,17 @@ if [ $# -eq 0 ]; then
     for manifest in envs/*/Cargo.toml; do
         set -- "$@" "$(basename "$(dirname "$manifest")")"
     done
+    set -- "$@" bridge
 fi
 
+# usage: package NAME ; its package
+package() { if [ "$1" = bridge ]; then echo prl-bridge; else echo "$1"; fi; }
+# usage: committed NAME ; its committed component
+committed() { if [ "$1" = bridge ]; then echo host/bridge/bridge.wasm; else echo "envs/$1.wasm"; fi; }
+
 for name in "$@"; do
-    [ -f "envs/$name/Cargo.toml" ] || { echo "envs/build.sh: there is no envs/$name/Cargo.toml" >&2; exit 2; }
+    [ "$name" = bridge ] || [ -f "envs/$name/Cargo.toml" ] ||
+        { echo "envs/build.sh: there is no envs/$name/Cargo.toml" >&2; exit 2; }
 done
 
 # Panic texts name source files: relative to the repository or to the registry, whatever machine builds them.
@@ -39,11 +47,11 @@ done
 
 # usage: build PACKAGE CARGO... ; small code, and the same whatever profile the host is built with
 build() {
-    package=$1
+    made=$1
     shift
     env CARGO_TARGET_DIR="$target" CARGO_PROFILE_RELEASE_OPT_LEVEL=s CARGO_PROFILE_RELEASE_LTO=true \
         CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_PANIC=abort CARGO_PROFILE_RELEASE_STRIP=true \
-        RUSTFLAGS="$remap" "$@" rustc --release --target $triple -p "$package" --lib --crate-type cdylib
+        RUSTFLAGS="$remap" "$@" rustc --release --target $triple -p "$made" --lib --crate-type cdylib
 }
 
 sysroot=$(rustc --print sysroot)
@@ -67,13 +75,15 @@ fi
 cargo build --release --quiet --workspace --example component
 component() { "${CARGO_TARGET_DIR:-$root/target}/release/examples/component" "$@"; }
 for name in "$@"; do
-    module "$name"
+    module "$(package "$name")"
     built=$target/$name.wasm
-    component encode "$target/$triple/release/$(echo "$name" | tr - _).wasm" "$built"
-    if [ $check = yes ]; then
-        component compare "envs/$name.wasm" "$built"
+    component encode "$target/$triple/release/$(package "$name" | tr - _).wasm" "$built"
+    if [ $check = no ]; then
+        cp "$built" "$(committed "$name")"
+        echo "$(committed "$name"): $(wc -c < "$built") bytes"
+    elif [ "$name" = bridge ]; then
+        component compare-bridge "$(committed "$name")" "$built"
     else
-        cp "$built" "envs/$name.wasm"
-        echo "envs/$name.wasm: $(wc -c < "$built") bytes"
+        component compare "$(committed "$name")" "$built"
     fi
 done

@@ -31,3 +31,4 @@ done
 # Python environments in the sandbox against the same code outside it, and ports of environments for verifiers against it.
 PYTHONPATH="$root/sdk/python/src" python3 -m unittest discover --quiet --start-directory "$root/sdk/python/tests"
 python3 -u "$here/python_envs.py" "$2/examples/rollouts" "$out/python_envs"
+python3 -u "$here/served_env.py" "$prl" "$out/python_envs/alphabet-sort.wasm" "$out/served_env"

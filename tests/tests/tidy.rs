@@ -105,6 +105,7 @@ fn crates_depend_in_one_direction() {
         ("prl-inference", &["prl-model", "prl-types"]),
         ("prl-trainer", &["prl-config", "prl-model", "prl-types"]),
         ("prl-algorithm", &["prl-abi", "prl-types"]),
+        ("prl-bridge", &["prl-env"]),
         ("prl-environment", &["prl-types"]),
         ("prl-orchestrator", &["prl-types"]),
         ("prl-registry", &[]),

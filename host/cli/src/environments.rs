@@ -1,7 +1,7 @@
 //! From an environment's table in the configuration to its running pool. Owns what stands behind its grants; where its file
 //! is looked up is `env::open`'s.
 
-use crate::env::open::find;
+use crate::env::open::{Place, place};
 use crate::env::registry::check_pinned;
 use crate::failure::{Failure, input};
 use crate::remote::Client;
@@ -9,7 +9,7 @@ use crate::remote::chat::{ChatModel, ChatModels};
 use prl_config::{EnvHost, LlmRole, Loaded};
 use prl_environment::{
     Assets, EnvFile, Grant, Http, Isolation, Kv, Limits, LoadConfig, LogSink, Pool, PoolConfig, Sandbox, SandboxConfig,
-    Services,
+    Server, Services,
 };
 use prl_registry::Reference;
 use std::collections::BTreeMap;
@@ -28,6 +28,17 @@ pub fn compiled_cache() -> Option<PathBuf> {
 pub fn sandbox() -> Result<Sandbox, Failure> {
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     Sandbox::new(&SandboxConfig { cache_dir: compiled_cache(), threads }).map_err(Failure::input)
+}
+
+/// What reaches the environment that is served at `url`.
+pub fn server(url: &str) -> Server {
+    Server { url: url.to_owned(), client: Arc::new(Client::new()), bridge: None }
+}
+
+/// What must be said of an environment that the sandbox does not hold.
+pub fn outside(pool: &Pool) -> Option<String> {
+    let url = pool.file().unsandboxed()?;
+    Some(format!("environment `{}` runs outside the sandbox at {url}", pool.name()))
 }
 
 /// A time limit; what is beyond 30 years is none.
@@ -49,9 +60,21 @@ pub async fn environment<C>(
     if Reference::is_meant(&host.id) {
         check_pinned(&host.id).map_err(input(&subject))?;
     }
-    let path = find(&host.id, dir).map_err(input(&subject))?;
-    let load = LoadConfig { limits: limits(host), grants: host.grants.iter().copied().map(grant).collect() };
-    let file = sandbox.load(&path, &load).await.map_err(input(&subject))?;
+    let file = match place(&host.id, dir).map_err(input(&subject))? {
+        Place::File(path) => {
+            let load = LoadConfig { limits: limits(host), grants: host.grants.iter().copied().map(grant).collect() };
+            sandbox.load(&path, &load).await.map_err(input(&subject))?
+        }
+        Place::Server(url) => {
+            if !host.grants.is_empty() {
+                return Err(Failure::input(format_args!(
+                    "{subject}: `{key}.grants` is for environments in the sandbox; what is served at `{url}` reaches what it \
+                     likes: remove the key"
+                )));
+            }
+            sandbox.connect(&server(&url), &limits(host)).await.map_err(input(&subject))?
+        }
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let workers = match &host.pool {
         prl_config::Pool::Elastic(pool) => {

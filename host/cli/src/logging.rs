@@ -1,5 +1,6 @@
 //! What the commands do around a run: logs, run directory, metric sinks, the resolved configuration. Owns no format.
 
+use crate::environments;
 use crate::failure::{Failure, input, run as running};
 use crate::signals::Stop;
 use prl_config::{Dump, Loaded, LogLevel, TrainerCkpt, Wandb as WandbConfig};
@@ -12,6 +13,8 @@ use prl_store::{Create, RunDir, StoreError, write_atomic};
 use prl_types::Step;
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -146,6 +149,22 @@ pub fn env_server(split: &str, pool: &Pool) {
         target: "prl_environment", logfile = logfile.as_str(),
         "{} {}: {}", info.name, info.version, info.description
     );
+    if let Some(text) = environments::outside(pool) {
+        tracing::warn!(target: "prl_environment", logfile = logfile.as_str(), "{text}");
+    }
+}
+
+/// Says at the start of a run which environments the sandbox does not hold, each once.
+pub fn outside<'a>(pools: impl Iterator<Item = &'a Pool>) {
+    for text in pools.filter_map(environments::outside).collect::<BTreeSet<_>>() {
+        tracing::warn!(target: "prl_orchestrator", "{text}");
+    }
+}
+
+/// The same on standard error, for commands without a log.
+pub fn warn_outside(pool: &Pool) -> Result<(), Failure> {
+    let Some(text) = environments::outside(pool) else { return Ok(()) };
+    writeln!(std::io::stderr().lock(), "warning: {text}").map_err(running("standard error"))
 }
 
 /// `metrics.jsonl`, and W&B's offline file where the configuration asks for it.

@@ -228,6 +228,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     if let Some((step, path)) = &ready.resumed {
         tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
     }
+    logging::outside(parts.train.iter().chain(&parts.eval));
     for (split, pools) in [("train", &parts.train), ("eval", &parts.eval)] {
         pools.iter().for_each(|pool| logging::env_server(split, pool));
     }

@@ -3,18 +3,19 @@
 //!
 //! usage: component encode MODULE.wasm OUT.wasm
 //!        component compare COMMITTED.wasm REBUILT.wasm
+//!        component compare-bridge COMMITTED.wasm REBUILT.wasm
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::{
-    Completion, EnvFile, Finish, Grant, Isolation, Kv, Limits, Llm, LlmRequest, LlmResponse, LoadConfig, Pool,
-    PoolConfig, RolloutContext, Sandbox, SandboxConfig, ServiceError, Services,
+    Completion, EnvFile, Finish, Grant, HttpClient, HttpRequest, HttpResponse, Isolation, Kv, Limits, Llm, LlmRequest,
+    LlmResponse, LoadConfig, Pool, PoolConfig, RolloutContext, Sandbox, SandboxConfig, Server, ServiceError, Services,
 };
 use prl_types::{Message, Role, Task};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use wit_component::{ComponentEncoder, DecodedWasm, WitPrinter};
 
@@ -35,7 +36,8 @@ async fn main() -> Outcome<()> {
             Ok(std::fs::write(out, component)?)
         }
         ["compare", committed, rebuilt] => compare(Path::new(committed), Path::new(rebuilt)).await,
-        _ => Err("usage: component encode MODULE OUT | component compare COMMITTED REBUILT".into()),
+        ["compare-bridge", committed, rebuilt] => compare_bridge(Path::new(committed), Path::new(rebuilt)).await,
+        _ => Err("usage: component encode MODULE OUT | component compare[-bridge] COMMITTED REBUILT".into()),
     }
 }
 
@@ -60,6 +62,58 @@ async fn compare(committed: &Path, rebuilt: &Path) -> Outcome<()> {
     }
     same("number of tasks", &left.len(), &right.len())?;
     println!("{}: same interface, same behaviour over {} rollouts", committed.path().display(), left.len());
+    Ok(())
+}
+
+/// A server that is always in the same mood, and what it was asked.
+#[derive(Clone, Default)]
+struct Script(Arc<Mutex<Vec<String>>>);
+
+impl HttpClient for Script {
+    fn fetch(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, ServiceError>> {
+        let body = String::from_utf8_lossy(request.body.as_deref().unwrap_or_default()).into_owned();
+        let asked = format!("{} {} {:?} {body}", request.method, request.url, request.headers);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(asked);
+        let info = json!({ "name": "n", "version": "1", "description": "d", "args_schema": { "type": "object" },
+            "splits": [{ "name": "train", "size": null }], "features": ["multi_turn", "tools", "group_scoring"],
+            "components": [{ "name": "right", "weight": 0.1, "description": "" }], "metrics": ["m"], "tags": ["t"] });
+        let call = request.url.rsplit('/').next().unwrap_or_default();
+        let answer = match call {
+            "info" => info,
+            "configure" => json!({ "configuration": "c", "info": info }),
+            "task" => {
+                let asked: Value = serde_json::from_str(&body).unwrap_or_default();
+                json!({ "split": asked["split"], "index": asked["index"], "seed": asked["seed"], "key": "k",
+                    "prompt": [{ "role": "user", "content": [{ "type": "text", "text": "t" }] }],
+                    "tools": [{ "name": "f", "description": "", "parameters": {} }], "answer": 1.5, "payload": [0.1] })
+            }
+            "rollouts" => json!({ "id": "r" }),
+            "start" => json!({}),
+            "step" => json!({ "messages": [{ "role": "user", "content": "u" }], "reward": 0.1,
+                "metrics": [{ "name": "m", "value": 2 }], "sampling": { "max_tokens": 9 } }),
+            _ => json!({ "error": { "code": "upstream", "message": "no", "retryable": true } }),
+        };
+        let status = if answer["error"].is_null() { 200 } else { 503 };
+        async move { Ok(HttpResponse { status, headers: Vec::new(), body: answer.to_string().into_bytes() }) }.boxed()
+    }
+}
+
+/// The component that stands for served environments: what it asks of a server, and what it makes of the answers.
+async fn compare_bridge(committed: &Path, rebuilt: &Path) -> Outcome<()> {
+    same("WIT", &interface(committed)?, &interface(rebuilt)?)?;
+    let sandbox = Sandbox::new(&SandboxConfig::default())?;
+    let mut seen = Vec::new();
+    for path in [committed, rebuilt] {
+        let script = Script::default();
+        let client = Arc::new(script.clone());
+        let server = Server { url: "http://localhost".into(), client, bridge: Some(path.to_owned()) };
+        let file = sandbox.connect(&server, &Limits::default()).await?;
+        let behaviour = behaviour(&file).await?;
+        let asked = script.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        seen.push((file.imports().to_vec(), file.info().clone(), behaviour, asked));
+    }
+    same("what it does", &seen[0], &seen[1])?;
+    println!("{}: same interface, same {} requests", committed.display(), seen[0].3.len());
     Ok(())
 }
 

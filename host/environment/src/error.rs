@@ -126,6 +126,20 @@ pub enum LoadError {
         /// What happened.
         source: EnvError,
     },
+    /// An address that names no server.
+    #[error("{0}")]
+    Address(String),
+    /// A server that does not say what its environment is.
+    #[error(
+        "no environment can be had at `{url}`: {reason}; start one there with `prl env serve-python FOLDER`, or correct the \
+         address"
+    )]
+    Server {
+        /// Its address.
+        url: String,
+        /// What it said, or how it failed.
+        reason: String,
+    },
     /// The engine or its threads could not be made.
     #[error("cannot start the WASM sandbox: {0}")]
     Sandbox(String),

@@ -5,10 +5,11 @@ use crate::contract::{ALWAYS, INTERFACE, PACKAGE, Pre, VERSION};
 use crate::instance::{Deadline, INSTANTIATE, Identity, Instance, one_line};
 use crate::machine::Machine;
 use crate::tape::Tape;
-use crate::{EnvInfo, Failure, Grant, Limits, LoadConfig, LoadError, Sandbox, Services, check, wasi};
+use crate::{EnvInfo, Failure, Grant, Http, Limits, LoadConfig, LoadError, Sandbox, Server, Services, check, wasi};
 use sha2::{Digest, Sha256};
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wasmtime::Engine;
@@ -29,6 +30,8 @@ pub struct EnvFile(Arc<Inner>);
 
 struct Inner {
     path: PathBuf,
+    /// What stands behind the grants of a component that stands for a server.
+    own: Option<Services>,
     sha256: String,
     bytes: u64,
     imports: Vec<String>,
@@ -47,9 +50,19 @@ impl std::fmt::Debug for EnvFile {
 }
 
 impl EnvFile {
-    /// Where it was loaded from.
+    /// Where it was loaded from; a server's address for one that stands for it.
     pub fn path(&self) -> &Path {
         &self.0.path
+    }
+
+    /// The address of the environment that it stands for, which runs outside the sandbox.
+    pub fn unsandboxed(&self) -> Option<&str> {
+        self.0.own.as_ref().and_then(|_| self.0.path.to_str())
+    }
+
+    /// What stands behind its grants whatever the run says.
+    pub(crate) fn own_services(&self) -> Option<&Services> {
+        self.0.own.as_ref()
     }
 
     /// SHA-256 of the file in hex: its identity.
@@ -106,9 +119,39 @@ impl EnvFile {
     }
 
     pub(crate) async fn load(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Self, LoadError> {
+        Self::describe(sandbox, path, config, Some(path.to_owned()), None).await
+    }
+
+    pub(crate) async fn connect(sandbox: &Sandbox, server: &Server, limits: &Limits) -> Result<Self, LoadError> {
+        let Server { url, client, bridge } = server;
+        let http = Http::to_environment(url, client.clone(), limits.call_timeout).map_err(LoadError::Address)?;
+        let own = Services { http: Some(http), ..Services::default() };
+        let config = LoadConfig { limits: limits.clone(), grants: vec![Grant::Http] };
+        let described = Self::describe(sandbox, Path::new(url), &config, bridge.clone(), Some(own)).await;
+        described.map_err(|error| match error {
+            LoadError::Describe { source, .. } => {
+                let reason = match source.failure {
+                    // It gave up with this line in the log.
+                    Failure::Trap { said: Some(said), .. } => said,
+                    failure => failure.to_string(),
+                };
+                LoadError::Server { url: url.clone(), reason }
+            }
+            error => error,
+        })
+    }
+
+    /// Loads the component in `file`, or the built-in one, under the name `path`, and has it describe itself.
+    async fn describe(
+        sandbox: &Sandbox,
+        path: &Path,
+        config: &LoadConfig,
+        file: Option<PathBuf>,
+        own: Option<Services>,
+    ) -> Result<Self, LoadError> {
         let prepared = {
             let (sandbox, path, config) = (sandbox.clone(), path.to_owned(), config.clone());
-            sandbox.clone().run_blocking(move || prepare(&sandbox, &path, &config)).await
+            sandbox.clone().run_blocking(move || prepare(&sandbox, &path, file.as_deref(), &config)).await
         };
         let aborted = || LoadError::Sandbox("the sandbox stopped while it loaded a file".into());
         let Prepared { sha256, bytes, interface: Interface { imports, grants, version }, linked } =
@@ -118,8 +161,9 @@ impl EnvFile {
         let (linked, limits) = (Arc::new(linked), config.limits.clone());
         let described = {
             let (linked, limits, grants) = (linked.clone(), limits.clone(), grants.clone());
+            let services = own.clone().unwrap_or_default();
             let describe = async move {
-                let (log, services) = (Arc::new(|_| ()), Services::default());
+                let log = Arc::new(|_| ());
                 let mut instance =
                     Instance::new(&linked, &limits, identity.clone(), log, services, Tape::default()).await?;
                 let info = instance.describe(Deadline::of_call(&limits)).await?;
@@ -136,7 +180,7 @@ impl EnvFile {
             _ => LoadError::Describe { path: path.to_owned(), source },
         })?;
         let (path, sandbox) = (path.to_owned(), sandbox.clone());
-        let inner = Inner { path, sha256, bytes, imports, grants, version, info, limits, linked, sandbox };
+        let inner = Inner { path, own, sha256, bytes, imports, grants, version, info, limits, linked, sandbox };
         Ok(EnvFile(Arc::new(inner)))
     }
 }
@@ -148,19 +192,25 @@ struct Prepared {
     linked: Vec<Linked>,
 }
 
+/// Stands for environments that are served over HTTP; `envs/build.sh` makes it.
+const BRIDGE: &[u8] = include_bytes!("../../bridge/bridge.wasm");
+
 /// Everything that does not run the guest.
-fn prepare(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Prepared, LoadError> {
+fn prepare(sandbox: &Sandbox, path: &Path, file: Option<&Path>, config: &LoadConfig) -> Result<Prepared, LoadError> {
     let read = |source| LoadError::Read { path: path.to_owned(), source };
-    let mut file = BufReader::with_capacity(PIECE, File::open(path).map_err(read)?);
-    let bytes = file.get_ref().metadata().map_err(read)?.len();
-    check_outside(path, &mut file, bytes)?;
-    file.rewind().map_err(read)?;
-    let sha256 = digest(&mut file).map_err(read)?;
+    let (sha256, bytes) = match file {
+        Some(file) => {
+            let file = File::open(file).map_err(read)?;
+            let length = file.metadata().map_err(read)?.len();
+            examine(path, &mut BufReader::with_capacity(PIECE, file), length)?
+        }
+        None => examine(path, &mut Cursor::new(BRIDGE), BRIDGE.len() as u64)?,
+    };
     let unfit = |error: wasmtime::Error| LoadError::Interface { path: path.to_owned(), reason: one_line(&error) };
     let machines = sandbox.machines().for_component(&config.limits, bytes)?;
     let (mut interface, mut linked) = (None, Vec::new());
     for (at, machine) in machines.iter().enumerate() {
-        let component = compile(sandbox, machine, path, &sha256)?;
+        let component = compile(sandbox, machine, (path, file), &sha256)?;
         if interface.is_none() {
             interface = Some(check_interface(machine, path, &component, &config.grants)?);
         }
@@ -175,6 +225,13 @@ fn prepare(sandbox: &Sandbox, path: &Path, config: &LoadConfig) -> Result<Prepar
     }
     let interface = interface.ok_or_else(|| LoadError::Sandbox("there is no engine".into()))?;
     Ok(Prepared { sha256, bytes, interface, linked })
+}
+
+/// Whether it is a component, its SHA-256 and its length.
+fn examine(path: &Path, file: &mut (impl BufRead + Seek), length: u64) -> Result<(String, u64), LoadError> {
+    check_outside(path, file, length)?;
+    let digest = file.rewind().and_then(|()| digest(file));
+    Ok((digest.map_err(|source| LoadError::Read { path: path.to_owned(), source })?, length))
 }
 
 /// SHA-256 of what is left of a file, as hex.
@@ -243,12 +300,18 @@ fn leb128(bytes: &[u8]) -> Option<(u64, u64)> {
     None
 }
 
-fn compile(sandbox: &Sandbox, machine: &Machine, path: &Path, sha256: &str) -> Result<Component, LoadError> {
+fn compile(
+    sandbox: &Sandbox,
+    machine: &Machine,
+    (path, file): (&Path, Option<&Path>),
+    sha256: &str,
+) -> Result<Component, LoadError> {
     let engine = &machine.engine;
     if let Some(component) = sandbox.cache().and_then(|cache| cache.load(engine, sha256)) {
         return Ok(component);
     }
-    let bytes = std::fs::read(path).and_then(|bytes| match digest(&mut bytes.as_slice())? == sha256 {
+    let bytes = file.map_or(Ok(Cow::Borrowed(BRIDGE)), |file| std::fs::read(file).map(Cow::Owned));
+    let bytes = bytes.and_then(|bytes| match digest(&mut &bytes[..])? == sha256 {
         true => Ok(bytes),
         false => Err(io::Error::other("it changed while it was read")),
     });

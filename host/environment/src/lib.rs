@@ -38,7 +38,7 @@ pub use limits::Limits;
 pub use log::{LogLevel, LogLine, LogSink};
 pub use pool::{Isolation, Pool, PoolConfig, PoolStats};
 pub use resolve::{SearchPath, resolve};
-pub use sandbox::{LoadConfig, Sandbox, SandboxConfig};
+pub use sandbox::{LoadConfig, Sandbox, SandboxConfig, Server};
 pub use services::{
     Assets, Grant, Http, HttpClient, HttpRequest, HttpResponse, Kv, LLM_OPTIONS, Llm, LlmRequest, LlmResponse,
     ServiceError, Services,

@@ -40,7 +40,7 @@ pub struct PoolConfig {
     pub max_rollouts: usize,
     /// What shares an instance.
     pub isolation: Isolation,
-    /// What stands behind its grants.
+    /// What stands behind its grants; an environment behind HTTP gets nothing of it.
     pub services: Services,
     /// Takes its log.
     pub log: LogSink,
@@ -132,7 +132,7 @@ impl Pool {
             name: config.name.as_str().into(),
             args: config.args.to_string(),
             log: log::limited(config.log.clone(), file.limits().log_lines_per_second),
-            services: config.services.clone(),
+            services: file.own_services().unwrap_or(&config.services).clone(),
             control: Arc::new(Seat::new(0)),
             seats,
             workers,

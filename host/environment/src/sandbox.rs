@@ -3,7 +3,7 @@
 
 use crate::cache::Cache;
 use crate::machine::Machines;
-use crate::{EnvFile, Grant, Limits, LoadError};
+use crate::{EnvFile, Grant, HttpClient, Limits, LoadError};
 use futures::FutureExt;
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
@@ -35,6 +35,24 @@ pub struct LoadConfig {
     pub limits: Limits,
     /// What it may import beside its log.
     pub grants: Vec<Grant>,
+}
+
+/// An environment that runs outside the sandbox and is served over HTTP.
+#[derive(Clone)]
+pub struct Server {
+    /// Its address, above the protocol's version.
+    pub url: String,
+    /// What reaches it.
+    pub client: Arc<dyn HttpClient>,
+    /// A component to stand for it in place of the built-in one, for tests of that.
+    pub bridge: Option<PathBuf>,
+}
+
+impl Server {
+    /// Whether an environment's id is the address of a server.
+    pub fn is_meant(id: &str) -> bool {
+        id.starts_with("http://") || id.starts_with("https://")
+    }
 }
 
 /// Runs WASM components. Cloning gives another handle to the same one.
@@ -86,6 +104,15 @@ impl Sandbox {
     /// A [`LoadError`] that says what the file is instead of an environment, or what it may not import.
     pub async fn load(&self, path: &Path, config: &LoadConfig) -> Result<EnvFile, LoadError> {
         EnvFile::load(self, path, config).await
+    }
+
+    /// Puts a component in place of the environment behind `server`, which forwards every call; it can reach that address and
+    /// nothing else.
+    ///
+    /// # Errors
+    /// An address that is none, or a server that does not answer as it should.
+    pub async fn connect(&self, server: &Server, limits: &Limits) -> Result<EnvFile, LoadError> {
+        EnvFile::connect(self, server, limits).await
     }
 
     pub(crate) fn machines(&self) -> &Machines {

@@ -158,6 +158,11 @@ pub trait HttpClient: Send + Sync {
 pub struct Http {
     allowed: Arc<[String]>,
     client: Arc<dyn HttpClient>,
+    /// Longest wait of one request.
+    timeout: Duration,
+    /// Whether the environment itself is behind it: requests then name a path below the one address, and waiting for them
+    /// is the environment's own time.
+    is_the_environment: bool,
 }
 
 /// Longest wait of one request.
@@ -176,7 +181,21 @@ impl Http {
                 return Err(format!("`{address}` is no address such as https://example.org/api"));
             }
         }
-        Ok(Http { allowed: allowed.into(), client })
+        Ok(Http { allowed: allowed.into(), client, timeout: HTTP_TIMEOUT, is_the_environment: false })
+    }
+
+    /// To the environment at `address`, whose calls may take `call`.
+    pub(crate) fn to_environment(address: &str, client: Arc<dyn HttpClient>, call: Duration) -> Result<Self, String> {
+        let http = Http::new(&[address.to_owned()], client)?;
+        let allowed = Arc::from([address.trim_end_matches('/').to_owned()]);
+        // The call's own limit comes first, and is told as what it is.
+        let timeout = call.saturating_add(Duration::from_secs(1));
+        Ok(Http { allowed, timeout, is_the_environment: true, ..http })
+    }
+
+    /// Whether waiting for an answer counts as the environment's own time.
+    pub(crate) fn is_the_environment(&self) -> bool {
+        self.is_the_environment
     }
 
     fn allows(&self, url: &str) -> bool {
@@ -188,12 +207,15 @@ impl Http {
     }
 
     pub(crate) async fn fetch(&self, mut request: HttpRequest) -> Result<HttpResponse, ServiceError> {
+        if self.is_the_environment && request.url.starts_with('/') {
+            request.url = self.allowed.concat() + &request.url;
+        }
         if !self.allows(&request.url) {
             // Errors are recorded, and queries may hold keys.
             let address = request.url.split('?').next().unwrap_or_default();
             return Err(ServiceError::Denied(format!("`{address}` is not among the allowed addresses")));
         }
-        request.timeout = request.timeout.min(HTTP_TIMEOUT);
+        request.timeout = request.timeout.min(self.timeout);
         self.client.fetch(request).await
     }
 }
@@ -418,6 +440,31 @@ mod tests {
         for bad in ["https://example.org.evil.com/", "https://example.org@evil.com/", "https://example.org:8080/"] {
             assert!(!host.allows(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_environment_behind_http_is_asked_by_paths() {
+        struct Echo;
+        impl HttpClient for Echo {
+            fn fetch(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, ServiceError>> {
+                let (status, headers) = (request.timeout.as_secs() as u16, Vec::new());
+                Box::pin(async move { Ok(HttpResponse { status, headers, body: request.url.into_bytes() }) })
+            }
+        }
+        let ask = |http: &Http, url: &str| {
+            let timeout = Duration::from_secs(1000);
+            let (method, url) = ("GET".into(), url.into());
+            let request = HttpRequest { method, url, headers: Vec::new(), body: None, timeout, max_bytes: 9 };
+            futures::executor::block_on(http.fetch(request))
+        };
+        let http = Http::to_environment("http://h:1/a/", Arc::new(Echo), Duration::from_secs(10)).unwrap();
+        let answer = ask(&http, "/v0.1/info").unwrap();
+        assert_eq!((answer.status, answer.body.as_slice()), (11, b"http://h:1/a/v0.1/info".as_slice()));
+        assert!(matches!(ask(&http, "/../b"), Err(ServiceError::Denied(_))));
+        assert!(matches!(ask(&http, "http://h:1/b"), Err(ServiceError::Denied(_))));
+        let plain = Http::new(&["http://h:1/a".to_owned()], Arc::new(Echo)).unwrap();
+        assert!(matches!(ask(&plain, "/v0.1/info"), Err(ServiceError::Denied(_))));
+        assert!(Http::to_environment("http://", Arc::new(Echo), Duration::ZERO).is_err());
     }
 
     #[test]

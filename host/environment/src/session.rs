@@ -221,7 +221,9 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.shared.leave();
-        if let (Isolation::Worker, Some((handle, generation))) = (self.shared.isolation, self.handle.take()) {
+        // Where an instance ends with its rollout, so does all that it holds, unless that is at a server.
+        let outlives = self.shared.isolation == Isolation::Worker || self.shared.file.unsandboxed().is_some();
+        if let (true, Some((handle, generation))) = (outlives, self.handle.take()) {
             let (caller, deadline) =
                 (self.rollout.caller(self.calls, Tape::default()), Deadline::of_call(self.shared.limits()));
             self.shared.on_seat_later(&self.seat, generation, move |instance| {

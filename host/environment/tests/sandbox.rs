@@ -6,6 +6,7 @@ mod sandbox {
     mod hostile;
     mod loading;
     mod reverse_text;
+    mod served;
     mod services;
     mod tape;
 }

@@ -30,6 +30,8 @@ struct Calls {
 #[derive(Serialize)]
 struct Report {
     environment: String,
+    /// The address at which it runs outside the sandbox; digest, bytes and instances are then those of what stands for it.
+    unsandboxed: Option<String>,
     sha256: String,
     bytes: u64,
     /// Compiling it, seconds.
@@ -63,20 +65,21 @@ pub fn run(asked: &Bench) -> Result<u8, Failure> {
 }
 
 async fn measure(asked: &Bench) -> Result<Report, Failure> {
-    let path = open::find(&asked.asked.env, Path::new("")).map_err(Failure::input)?;
+    let place = open::place(&asked.asked.env, Path::new("")).map_err(Failure::input)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Without a cache it is compiled.
     let bare = Sandbox::new(&SandboxConfig { cache_dir: None, threads: cores }).map_err(Failure::input)?;
     let compile = Instant::now();
-    drop(Opened::load_in(&bare, &path, &asked.asked, Purpose::Look).await?);
+    drop(Opened::load_in(&bare, &place, &asked.asked, Purpose::Look).await?);
     let compile_s = compile.elapsed().as_secs_f64();
     let sandbox = environments::sandbox()?;
     // The first fills the cache.
-    drop(Opened::load_in(&sandbox, &path, &asked.asked, Purpose::Look).await?);
+    drop(Opened::load_in(&sandbox, &place, &asked.asked, Purpose::Look).await?);
     let cached = Instant::now();
-    let opened = Opened::load_in(&sandbox, &path, &asked.asked, Purpose::Look).await?;
+    let opened = Opened::load_in(&sandbox, &place, &asked.asked, Purpose::Look).await?;
     let cached_load_s = cached.elapsed().as_secs_f64();
     let pool = opened.start(Isolation::Rollout, usize::MAX).await?;
+    logging::warn_outside(&pool)?;
     let split = open::split(&pool, None)?;
     let task = Arc::new(pool.task(&split, 0, 0).await.map_err(Failure::run)?);
     let window = Duration::from_secs_f64(asked.seconds);
@@ -90,6 +93,7 @@ async fn measure(asked: &Bench) -> Result<Report, Failure> {
     let each = |of: fn(&Footprint) -> f64| (of(&after) - of(&before)) / f64::from(asked.live);
     Ok(Report {
         environment: opened.name(),
+        unsandboxed: opened.file.unsandboxed().map(str::to_owned),
         sha256: opened.file.sha256().to_owned(),
         bytes: opened.file.bytes(),
         compile_s,
@@ -215,7 +219,13 @@ fn render(report: &Report) -> String {
             ]
         })
         .collect();
-    let mut text = format!("{} ({} bytes, sha256:{})\n", report.environment, report.bytes, report.sha256);
+    let mut text = match &report.unsandboxed {
+        Some(url) => format!(
+            "{} (outside the sandbox at {url}; the instances are those of what stands for it)\n",
+            report.environment
+        ),
+        None => format!("{} ({} bytes, sha256:{})\n", report.environment, report.bytes, report.sha256),
+    };
     text +=
         &format!("  compiled in {:.3} s, loaded from the cache in {:.4} s\n\n", report.compile_s, report.cached_load_s);
     text += &table(&["CALL", "COUNT", "MEDIAN", "P99", "PER SECOND"], &rows);

@@ -73,20 +73,9 @@ fn is_python(dir: &Path) -> bool {
 /// # Errors
 /// No interpreter, no SDK, or what it says.
 pub fn python(sdk: Option<&Path>, words: &[&str]) -> Result<(), Failure> {
-    let program = std::env::var_os("PRL_PYTHON").filter(|v| !v.is_empty()).unwrap_or_else(|| "python3".into());
-    let shown = program.to_string_lossy().into_owned();
-    let mut command = Command::new(&program);
-    command.args(words).stdin(Stdio::null());
-    if let Some(sources) = sdk.map(|sdk| sdk.join("python/src")).filter(|sources| sources.is_dir()) {
-        let mut paths = vec![sources];
-        paths.extend(std::env::split_paths(&std::env::var_os("PYTHONPATH").unwrap_or_default()));
-        command.env("PYTHONPATH", std::env::join_paths(paths).map_err(running("PYTHONPATH"))?);
-    }
-    let done = command.output().map_err(|error| {
-        Failure::input(format_args!(
-            "cannot start `{shown}` ({error}); install Python 3.11 or newer, or name one in PRL_PYTHON"
-        ))
-    })?;
+    let mut command = interpreter(sdk)?;
+    let shown = command.get_program().to_string_lossy().into_owned();
+    let done = command.args(words).output().map_err(|error| no_interpreter(&command, &error))?;
     if done.status.success() {
         return Ok(());
     }
@@ -98,6 +87,30 @@ pub fn python(sdk: Option<&Path>, words: &[&str]) -> Result<(), Failure> {
     }
     let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it failed without a word");
     Err(Failure::input(format_args!("{}", line.trim_start_matches("error: "))))
+}
+
+/// A call of Python with the SDK on its path, if it is known; `PRL_PYTHON` names the interpreter.
+///
+/// # Errors
+/// A `PYTHONPATH` that cannot be added to.
+pub fn interpreter(sdk: Option<&Path>) -> Result<Command, Failure> {
+    let program = std::env::var_os("PRL_PYTHON").filter(|v| !v.is_empty()).unwrap_or_else(|| "python3".into());
+    let mut command = Command::new(&program);
+    command.stdin(Stdio::null());
+    if let Some(sources) = sdk.map(|sdk| sdk.join("python/src")).filter(|sources| sources.is_dir()) {
+        let mut paths = vec![sources];
+        paths.extend(std::env::split_paths(&std::env::var_os("PYTHONPATH").unwrap_or_default()));
+        command.env("PYTHONPATH", std::env::join_paths(paths).map_err(running("PYTHONPATH"))?);
+    }
+    Ok(command)
+}
+
+/// What to say where Python cannot be started.
+pub fn no_interpreter(command: &Command, error: &std::io::Error) -> Failure {
+    Failure::input(format_args!(
+        "cannot start `{}` ({error}); install Python 3.11 or newer, or name one in PRL_PYTHON",
+        command.get_program().to_string_lossy()
+    ))
 }
 
 /// Compiles the package in `dir` and wraps the module into a component.

@@ -121,6 +121,11 @@ impl Report {
     /// What was stood in for.
     fn notes(&self, opened: &Opened) -> Result<(), Failure> {
         let note = |text: String| logging::print(&format!("{:<5} {:<12} {text}", "note", "services")).map(|_| ());
+        if let Some(url) = opened.file.unsandboxed() {
+            let text =
+                format!("it runs outside the sandbox at {url}: nothing there is held to limits or repeats for sure");
+            return logging::print(&format!("{:<5} {:<12} {text}", "note", "sandbox")).map(|_| ());
+        }
         for role in &opened.stood_in {
             note(format!(
                 "the model `{role}` is stood in for: it answers \"1\"; name one with --llm {role}=MODEL@URL"

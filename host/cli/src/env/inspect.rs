@@ -18,6 +18,8 @@ struct Report {
     #[serde(flatten)]
     info: EnvInfo,
     path: PathBuf,
+    /// The address at which it runs outside the sandbox; bytes and digest are then those of what stands for it.
+    unsandboxed: Option<String>,
     bytes: u64,
     sha256: String,
     contract: String,
@@ -77,6 +79,7 @@ pub fn run(asked: &Inspect) -> Result<u8, Failure> {
         Ok(Report {
             info,
             path: file.path().to_owned(),
+            unsandboxed: file.unsandboxed().map(str::to_owned),
             bytes: file.bytes(),
             sha256: file.sha256().to_owned(),
             contract: file.contract_version().to_owned(),
@@ -98,9 +101,14 @@ fn render(report: &Report) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {name:<10} {value}");
     };
-    fact("file", &report.path.display().to_string());
-    fact("size", &format!("{} bytes", report.bytes));
-    fact("digest", &format!("sha256:{}", report.sha256));
+    match &report.unsandboxed {
+        Some(url) => fact("sandbox", &format!("none: it runs outside the sandbox at {url}")),
+        None => {
+            fact("file", &report.path.display().to_string());
+            fact("size", &format!("{} bytes", report.bytes));
+            fact("digest", &format!("sha256:{}", report.sha256));
+        }
+    }
     fact("contract", &format!("prl:env {}", report.contract));
     fact("features", &features(info));
     let size = |size: Option<u64>| size.map_or_else(|| "without end".to_owned(), |size| format!("{size} tasks"));
@@ -118,8 +126,10 @@ fn render(report: &Report) -> String {
         let body = if rows.is_empty() { "  none\n".to_owned() } else { table(heading, &rows) };
         let _ = write!(text, "\n{name}\n{body}");
     };
-    let imports = report.imports.iter().map(|import| vec![import.name.clone(), import.meaning()]);
-    section("Imports", &["INTERFACE", ""], imports.collect());
+    if report.unsandboxed.is_none() {
+        let imports = report.imports.iter().map(|import| vec![import.name.clone(), import.meaning()]);
+        section("Imports", &["INTERFACE", ""], imports.collect());
+    }
     section("Arguments", &["NAME", "TYPE", "DEFAULT", "ALLOWED", "MEANING"], arguments(&info.args_schema));
     let lines =
         info.components.iter().map(|line| vec![line.name.clone(), line.weight.to_string(), line.description.clone()]);

@@ -13,6 +13,7 @@ pub mod open;
 mod play;
 pub mod record;
 pub mod registry;
+mod serve;
 
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
@@ -35,6 +36,8 @@ pub enum Command {
     New(New),
     /// Build an environment's folder into a component.
     Build(Build),
+    /// Serve a Python environment over HTTP, outside the sandbox.
+    ServePython(ServePython),
     /// Publish an environment in an OCI registry.
     Push(Push),
     /// Fetch an environment from an OCI registry.
@@ -132,6 +135,22 @@ pub struct Build {
     pub output: Option<PathBuf>,
 }
 
+/// `prl env serve-python`.
+#[derive(Args)]
+pub struct ServePython {
+    /// Its folder, its .py file, or the name of an installed module.
+    pub env: String,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8765)]
+    pub port: u16,
+    /// Seconds after which a rollout that nobody asks for ends.
+    #[arg(long, default_value_t = 3600.0, value_name = "S")]
+    pub expire: f64,
+}
+
 /// `prl env push`.
 #[derive(Args)]
 pub struct Push {
@@ -158,6 +177,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         Command::Play(asked) => play::run(asked),
         Command::New(asked) => new::run(asked),
         Command::Build(asked) => build::run(asked),
+        Command::ServePython(asked) => serve::run(asked),
         Command::Push(asked) => registry::push(asked),
         Command::Pull(asked) => registry::pull(asked),
     }

@@ -1,7 +1,7 @@
 //! From the words of a command line to an opened environment. Owns where a bare name, a folder or a file leads, and which
 //! flags stand behind which grant; must not know what is done with it.
 
-use crate::environments::{sandbox, seconds};
+use crate::environments::{sandbox, seconds, server};
 use crate::failure::{Failure, input, run as running};
 use crate::remote::Client;
 use crate::remote::chat::{ChatModel, ChatModels, Roles};
@@ -10,7 +10,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::{
     Assets, EnvFile, Grant, Http, Isolation, Kv, Limits, Llm, LlmRequest, LlmResponse, LoadConfig, LoadError, LogLevel,
-    LogSink, Pool, PoolConfig, Sandbox, SearchPath, ServiceError, Services,
+    LogSink, Pool, PoolConfig, Sandbox, SearchPath, Server, ServiceError, Services,
 };
 use prl_registry::Reference;
 use prl_types::{Message, Role};
@@ -30,7 +30,8 @@ pub const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 /// Which environment, how it is set up, and what it may reach.
 #[derive(Args, Clone)]
 pub struct Asked {
-    /// A `.wasm` file, a folder that holds one, an oci:// reference, or a name that is looked up as in a run's configuration.
+    /// A `.wasm` file, a folder that holds one, an oci:// reference, a name that is looked up as in a run's configuration, or
+    /// the http:// address of a served environment.
     pub env: String,
     /// Its arguments, a JSON object.
     #[arg(long, default_value = "{}", value_name = "JSON")]
@@ -86,6 +87,25 @@ pub struct Opened {
     log: LogSink,
     /// Roles that [`Purpose::Look`] put a stand-in behind.
     pub stood_in: Vec<String>,
+}
+
+/// Where an environment is.
+pub enum Place {
+    /// In a file.
+    File(PathBuf),
+    /// At a server, outside the sandbox.
+    Server(String),
+}
+
+/// The place that `what` names.
+///
+/// # Errors
+/// As [`find`].
+pub fn place(what: &str, beside: &Path) -> Result<Place, String> {
+    match Server::is_meant(what) {
+        true => Ok(Place::Server(what.to_owned())),
+        false => find(what, beside).map(Place::File),
+    }
 }
 
 /// The component that `what` names.
@@ -162,15 +182,15 @@ impl Opened {
     /// # Errors
     /// Whatever is wrong with the words, the file, or what it imports.
     pub async fn load(asked: &Asked, purpose: Purpose) -> Result<Self, Failure> {
-        let path = find(&asked.env, Path::new("")).map_err(Failure::input)?;
-        Self::load_in(&sandbox()?, &path, asked, purpose).await
+        let place = place(&asked.env, Path::new("")).map_err(Failure::input)?;
+        Self::load_in(&sandbox()?, &place, asked, purpose).await
     }
 
-    /// Loads the file at `path`.
+    /// Loads what is at `place`.
     ///
     /// # Errors
     /// As [`Opened::load`].
-    pub async fn load_in(sandbox: &Sandbox, path: &Path, asked: &Asked, purpose: Purpose) -> Result<Self, Failure> {
+    pub async fn load_in(sandbox: &Sandbox, place: &Place, asked: &Asked, purpose: Purpose) -> Result<Self, Failure> {
         let args = arguments(&asked.args)?;
         let limit = asked.call_timeout;
         if !(limit.is_finite() && limit > 0.0) {
@@ -186,6 +206,20 @@ impl Opened {
             call_timeout: seconds(limit),
             rollout_timeout: seconds(f64::INFINITY),
             ..Limits::default()
+        };
+        let path = match place {
+            Place::File(path) => path,
+            Place::Server(url) => {
+                if !(asked.llm.is_empty() && asked.http_allow.is_empty()) {
+                    return Err(Failure::input(format_args!(
+                        "`--llm` and `--http-allow` are for environments in the sandbox; what is served at `{url}` asks by \
+                         itself"
+                    )));
+                }
+                let file = sandbox.connect(&server(url), &limits).await.map_err(Failure::input)?;
+                let (services, log) = (Services::default(), sink(asked.verbose));
+                return Ok(Opened { file, args, services, log, stood_in: Vec::new() });
+            }
         };
         let file = sandbox.load(path, &LoadConfig { limits, grants }).await.map_err(refused)?;
         let client = Client::new();
@@ -209,9 +243,12 @@ impl Opened {
         Ok(Opened { file, args, services, log: sink(asked.verbose), stood_in })
     }
 
-    /// Its name in messages: the file's.
+    /// Its name in messages: the file's, or its own where there is none.
     pub fn name(&self) -> String {
-        name_of(self.file.path())
+        match self.file.unsandboxed() {
+            Some(_) => self.file.info().name.clone(),
+            None => name_of(self.file.path()),
+        }
     }
 
     /// Starts it under its arguments.

@@ -70,6 +70,9 @@ pub struct Environment {
     pub contract: String,
     /// Where it was.
     pub path: String,
+    /// The address at which it ran outside the sandbox: digest and path are then no identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsandboxed: Option<String>,
     /// Its arguments.
     pub args: Value,
     /// Weights that the run set.
@@ -156,13 +159,16 @@ impl Environment {
     /// The one that `pool` runs.
     pub fn of(pool: &Pool, args: Value, weights: BTreeMap<String, f64>) -> Self {
         let (file, info) = (pool.file(), pool.info());
-        let path = std::path::absolute(file.path()).unwrap_or_else(|_| file.path().to_owned());
+        let unsandboxed = file.unsandboxed().map(str::to_owned);
+        let absolute = || std::path::absolute(file.path()).unwrap_or_else(|_| file.path().to_owned());
+        let path = unsandboxed.clone().unwrap_or_else(|| absolute().display().to_string());
         Environment {
             name: info.name.clone(),
             version: info.version.clone(),
             sha256: file.sha256().to_owned(),
             contract: file.contract_version().to_owned(),
-            path: path.display().to_string(),
+            path,
+            unsandboxed,
             args,
             weights,
             grants: file.grants().iter().map(|grant| grant.name().to_owned()).collect(),
@@ -172,9 +178,9 @@ impl Environment {
         }
     }
 
-    /// Whether it uses services.
-    pub fn is_served(&self) -> bool {
-        !self.grants.is_empty()
+    /// Whether it uses services. What runs outside the sandbox has none: what is sent to it are its calls.
+    pub fn uses_services(&self) -> bool {
+        self.unsandboxed.is_none() && !self.grants.is_empty()
     }
 
     /// The first service that it uses and whose answers must be recorded to be had again.
@@ -184,12 +190,12 @@ impl Environment {
 
     /// Takes down what passes between a rollout of it, or the scoring of a group, and its services.
     pub fn tape(&self) -> Tape {
-        if self.is_served() { Tape::record() } else { Tape::default() }
+        if self.uses_services() { Tape::record() } else { Tape::default() }
     }
 
     /// What is on such a tape.
     pub fn served(&self, tape: &Tape) -> Option<Served> {
-        self.is_served().then(|| tape.served())
+        self.uses_services().then(|| tape.served())
     }
 }
 

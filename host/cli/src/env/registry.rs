@@ -18,6 +18,9 @@ pub fn push(asked: &Push) -> Result<u8, Failure> {
     }
     let package = open::block_on(async {
         let file = Opened::load(&open::Asked::plain(&asked.env), Purpose::Look).await?.file;
+        if let Some(url) = file.unsandboxed() {
+            return Err(Failure::input(format_args!("`{url}` is a server, no component that could be published")));
+        }
         let info = file.info();
         let read = |path: &Path| std::fs::read(path).map_err(input(format_args!("`{}`", path.display())));
         let assets = file.assets_dir();

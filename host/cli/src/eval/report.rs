@@ -14,6 +14,8 @@ pub struct Report {
     environment: String,
     version: String,
     sha256: String,
+    /// The address at which it ran outside the sandbox.
+    unsandboxed: Option<String>,
     args: serde_json::Value,
     split: String,
     model: String,
@@ -59,6 +61,7 @@ impl Report {
             environment: info.name.clone(),
             version: info.version.clone(),
             sha256: tasks.opened.file.sha256().to_owned(),
+            unsandboxed: tasks.opened.file.unsandboxed().map(str::to_owned),
             args: tasks.opened.args.clone(),
             split: tasks.split.clone(),
             model: asked.model.clone(),

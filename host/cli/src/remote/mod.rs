@@ -8,6 +8,9 @@ use futures::future::BoxFuture;
 use prl_environment::{HttpClient, HttpRequest, HttpResponse, ServiceError};
 use ureq::http;
 
+/// Connections that are kept open, of them all and to one server: as many as a busy run's rollouts use.
+const KEPT: usize = 64;
+
 /// A client that follows no redirects.
 #[derive(Clone)]
 pub struct Client(ureq::Agent);
@@ -19,6 +22,8 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
+            .max_idle_connections(2 * KEPT)
+            .max_idle_connections_per_host(KEPT)
             .user_agent(concat!("prl/", env!("CARGO_PKG_VERSION")))
             .build();
         Client(ureq::Agent::new_with_config(config))

@@ -1,7 +1,7 @@
 //! One recorded rollout run again: the recorded turns are said to the recorded environment, and services answer what they
 //! answered then. Owns the comparison; must not know where a record comes from.
 
-use crate::env::open::{Asked, Opened, Purpose, find};
+use crate::env::open::{Asked, Opened, Place, Purpose, find};
 use crate::env::record::{Answer, Environment, Line, Replay, finish_of};
 use crate::environments::{sandbox, seconds};
 use crate::failure::{Failure, input};
@@ -54,7 +54,7 @@ impl Again {
         for what in given {
             let path = find(what, Path::new("")).map_err(input("`--env`"))?;
             let asked = Asked::plain(what);
-            let opened = Opened::load_in(&sandbox, &path, &asked, Purpose::Look).await?;
+            let opened = Opened::load_in(&sandbox, &Place::File(path.clone()), &asked, Purpose::Look).await?;
             by_digest.insert(opened.file.sha256().to_owned(), path);
         }
         Ok(Again { sandbox, given: by_digest, pools: BTreeMap::new() })
@@ -190,6 +190,10 @@ pub async fn compare(ready: &Ready, line: &Line) -> Verdict {
 
 /// Why what services answered then cannot be had again, if that is so.
 pub fn refusal(env: &Environment, served: Option<&Served>) -> Option<String> {
+    if let Some(url) = &env.unsandboxed {
+        let name = &env.name;
+        return Some(format!("`{name}` ran outside the sandbox at {url}, where nothing can be run as it was"));
+    }
     match (env.recorded(), served) {
         (Some(grant), None) => Some(format!(
             "`{}` uses `{}`, and its log is of a prl that did not keep what that answered",

@@ -15,6 +15,7 @@ mod plugin;
 mod replay;
 mod resume;
 mod rl;
+mod served;
 mod sft;
 mod signals;
 mod support;

@@ -162,9 +162,15 @@ impl http::Host for State {
             timeout: Duration::from_millis(u64::from(request.timeout_ms)),
             max_bytes: self.output_bytes,
         };
-        let parts = of_http(&request);
-        let fetched = taped(self, Service::Http, parts, async { http?.fetch(request).await });
-        let answer: HttpResponse = self.wait(fetched).await.map_err(convert::service_error)?;
+        // What stands for a served environment does not ask a service: the request is the call.
+        let answer = match http {
+            Ok(http) if http.is_the_environment() => http.fetch(request).await,
+            http => {
+                let parts = of_http(&request);
+                self.wait(taped(self, Service::Http, parts, async { http?.fetch(request).await })).await
+            }
+        };
+        let answer: HttpResponse = answer.map_err(convert::service_error)?;
         Ok(http::Response { status: answer.status, headers: answer.headers, body: answer.body })
     }
 }
