@@ -164,8 +164,13 @@ def main() -> None:
         new("hello", hello)
     build(hello, python_wasm)
     rows = []
-    for name, wasm in (("prl, Rust component", ROOT / "envs/reverse-text.wasm"), ("prl, Python component", python_wasm)):
-        done = subprocess.run([prl, "env", "bench", wasm, "--json"], check=True, capture_output=True, text=True)
+    for name, wasm, isolation in (
+        ("prl, Rust component", ROOT / "envs/reverse-text.wasm", "rollout"),
+        ("prl, Python component", python_wasm, "rollout"),
+        ("the same, isolation worker", python_wasm, "worker"),
+    ):
+        command = [prl, "env", "bench", wasm, "--json", "--isolation", isolation]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout)
         rate = found["rollouts_per_second"]
         rows.append((name, found["cached_load_s"], rate, rate / found["cores"], f"{found['resident_bytes'] / 2**20:.2f} a rollout"))

@@ -34,6 +34,8 @@ struct Report {
     unsandboxed: Option<String>,
     sha256: String,
     bytes: u64,
+    /// `rollout` or `worker`.
+    isolation: String,
     /// Compiling it, seconds.
     compile_s: f64,
     /// Loading it from the cache of compiled code, seconds.
@@ -78,7 +80,8 @@ async fn measure(asked: &Bench) -> Result<Report, Failure> {
     let cached = Instant::now();
     let opened = Opened::load_in(&sandbox, &place, &asked.asked, Purpose::Look).await?;
     let cached_load_s = cached.elapsed().as_secs_f64();
-    let pool = opened.start(Isolation::Rollout, usize::MAX).await?;
+    let isolation = if asked.isolation == "worker" { Isolation::Worker } else { Isolation::Rollout };
+    let pool = opened.start(isolation, usize::MAX).await?;
     logging::warn_outside(&pool)?;
     let split = open::split(&pool, None)?;
     let task = Arc::new(pool.task(&split, 0, 0).await.map_err(Failure::run)?);
@@ -96,6 +99,7 @@ async fn measure(asked: &Bench) -> Result<Report, Failure> {
         unsandboxed: opened.file.unsandboxed().map(str::to_owned),
         sha256: opened.file.sha256().to_owned(),
         bytes: opened.file.bytes(),
+        isolation: asked.isolation.clone(),
         compile_s,
         cached_load_s,
         calls,
@@ -207,7 +211,7 @@ fn render(report: &Report) -> String {
         .iter()
         .map(|calls| {
             let meaning = match calls.call {
-                "open" => "open (a fresh instance, configured)",
+                "open" if report.isolation == "rollout" => "open (a fresh instance, configured)",
                 call => call,
             };
             vec![
@@ -231,7 +235,7 @@ fn render(report: &Report) -> String {
     text += &table(&["CALL", "COUNT", "MEDIAN", "P99", "PER SECOND"], &rows);
     text += &format!("\n  {:.0} whole rollouts/s on {} cores\n", report.rollouts_per_second, report.cores);
     text += &format!(
-        "  {} live instances: {:.0} KiB resident, {:.1} MiB of addresses, {:.1} mappings each\n",
+        "  {} live rollouts: {:.0} KiB resident, {:.1} MiB of addresses, {:.1} mappings each\n",
         report.live,
         report.resident_bytes / 1024.0,
         report.address_bytes / f64::from(1 << 20),

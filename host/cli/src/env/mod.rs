@@ -89,6 +89,9 @@ pub struct Bench {
     /// Instances that are alive at once to see what one holds.
     #[arg(long, default_value_t = 1000, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub live: u32,
+    /// What shares an instance: nothing (rollout), or the rollouts of one worker (worker).
+    #[arg(long, default_value = "rollout", value_parser = ["rollout", "worker"])]
+    pub isolation: String,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
