@@ -142,7 +142,5 @@ fn recompute(model: &TrainerModel) -> Recompute {
 
 /// The folder for compiled kernels; none without a home.
 pub fn kernel_cache() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let caches = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")))?;
-    Some(caches.join("prl").join("kernels"))
+    crate::caches::folder("kernels")
 }

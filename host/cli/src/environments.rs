@@ -1,6 +1,7 @@
 //! From an environment's table in the configuration to its running pool. Owns what stands behind its grants; where its file
 //! is looked up is `env::open`'s.
 
+use crate::caches;
 use crate::env::open::{Place, place};
 use crate::env::registry::check_pinned;
 use crate::failure::{Failure, input};
@@ -20,8 +21,7 @@ use tokio::sync::Semaphore;
 
 /// The folder for compiled components; none without a home.
 pub fn compiled_cache() -> Option<PathBuf> {
-    let var = |name: &str| std::env::var_os(name);
-    prl_environment::default_cache_dir(var("XDG_CACHE_HOME").as_deref(), var("HOME").as_deref())
+    caches::folder("wasm")
 }
 
 /// A sandbox with its cache in the usual place.

@@ -5,6 +5,7 @@
 mod assets;
 mod bench;
 mod budget;
+mod caches;
 mod checkpoint;
 mod command;
 mod compute;

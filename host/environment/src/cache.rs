@@ -1,7 +1,6 @@
 //! Compiled components on disk. Owns a folder that only its user can enter, since loading machine code from it means
 //! trusting it; must not know what the code does. A cache that cannot be used costs time, never a run.
 
-use std::ffi::OsStr;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,13 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use wasmtime::Engine;
 use wasmtime::component::Component;
-
-/// `$XDG_CACHE_HOME/prl/wasm`, else `$HOME/.cache/prl/wasm`; `None` without either. The variables are handed in.
-pub fn default_cache_dir(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
-    let absolute = |dir: &OsStr| Some(PathBuf::from(dir)).filter(|dir| dir.is_absolute());
-    let base = xdg_cache_home.and_then(absolute).or_else(|| home.and_then(absolute).map(|home| home.join(".cache")));
-    base.map(|base| base.join("prl").join("wasm"))
-}
 
 /// A checksum stands behind the code. It finds what a disk did to it; nobody but the user can write here.
 const CHECKSUM_BYTES: u64 = 4;
@@ -136,13 +128,5 @@ mod tests {
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
         assert!(Cache::open(&dir).err().unwrap().to_string().contains("mode 755"));
-    }
-
-    #[test]
-    fn its_place_follows_xdg() {
-        let dir = |xdg: Option<&str>, home: Option<&str>| default_cache_dir(xdg.map(OsStr::new), home.map(OsStr::new));
-        assert_eq!(dir(Some("/c"), Some("/h")), Some("/c/prl/wasm".into()));
-        assert_eq!(dir(Some(""), Some("/h")), Some("/h/.cache/prl/wasm".into()));
-        assert_eq!(dir(None, None), None);
     }
 }

@@ -30,7 +30,6 @@ mod tape;
 mod turn;
 mod wasi;
 
-pub use cache::default_cache_dir;
 pub use error::{EnvError, Failure, GuestErrorCode, LoadError, StartError};
 pub use file::EnvFile;
 pub use info::{Component, EnvFeatures, EnvInfo, Split};

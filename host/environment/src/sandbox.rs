@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 /// How to set up a [`Sandbox`].
 #[derive(Clone, Debug)]
 pub struct SandboxConfig {
-    /// Where compiled components are kept; see [`default_cache_dir`](crate::default_cache_dir). `None`: nowhere.
+    /// Where compiled components are kept. `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
     /// Threads that guests run on.
     pub threads: usize,

@@ -87,7 +87,7 @@ fn fetch(reference: &Reference) -> Result<prl_registry::Pulled, String> {
 
 /// `envs` beside the cache of compiled components.
 fn cache() -> Option<PathBuf> {
-    crate::environments::compiled_cache().map(|dir| dir.with_file_name("envs"))
+    crate::caches::folder("envs")
 }
 
 fn credentials() -> Option<Credentials> {
