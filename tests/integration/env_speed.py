@@ -1,6 +1,6 @@
 """What a rollout's environment side costs: components in prl's sandbox beside the same task as an environment for
-`verifiers`, driven through its own server and worker. Single turn: reverse a text, scored with difflib. The model is one
-that answers at once on both sides, so what is timed is the task, the messages, the checks and the score.
+`verifiers`, driven through its own server and worker. Single turn: reverse a text, scored with difflib. The model is
+one that answers at once on both sides, so what is timed is the task, the messages, the checks and the score.
 
 Usage: env_speed.py PRL_BINARY SCRATCH_FOLDER [ROLLOUTS]
 
@@ -43,9 +43,8 @@ class AtOnce(vf.Client):
         return messages, {}
 
     async def get_native_response(self, prompt, model, sampling_args, tools=None, **kwargs):
-        message = ResponseMessage(
-            role="assistant", content="<reversed_text>ahpla ovarb</reversed_text>", finish_reason="stop", is_truncated=False
-        )
+        text = "<reversed_text>ahpla ovarb</reversed_text>"
+        message = ResponseMessage(role="assistant", content=text, finish_reason="stop", is_truncated=False)
         return Response(id="0", created=0, model=model, message=message)
 
     async def raise_from_native_response(self, response):
@@ -71,7 +70,8 @@ def load_environment():
     def similarity(parser, completion, answer):
         return SequenceMatcher(None, parser.parse_answer(completion) or "", answer).ratio()
 
-    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), parser=parser, rubric=vf.Rubric([similarity], parser=parser))
+    rubric = vf.Rubric([similarity], parser=parser)
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), parser=parser, rubric=rubric)
 '''
 
 
@@ -89,14 +89,6 @@ def tree(pid: int) -> list[int]:
         found.append(todo.pop())
         todo += children.get(found[-1], [])
     return found
-
-
-def cpu_seconds(pid: int) -> float:
-    ticks = 0
-    for one in tree(pid):
-        fields = pathlib.Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:
@@ -129,7 +121,7 @@ def drive(port: int, count: int) -> None:
 
         await one(0)
         ready = time.monotonic() - start
-        begun, cpu, queue, rewards = time.monotonic(), cpu_seconds(server.pid), iter(range(count)), []
+        begun, queue, rewards = time.monotonic(), iter(range(count)), []
 
         async def worker() -> None:
             for at in queue:
@@ -137,8 +129,8 @@ def drive(port: int, count: int) -> None:
 
         await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
         assert len(rewards) == count and min(rewards) > 0, rewards[:3]
-        seconds, cpu = time.monotonic() - begun, cpu_seconds(server.pid) - cpu
-        found = {"ready": ready, "per_second": count / seconds, "per_cpu_second": count / cpu, "bytes": resident(server.pid)}
+        seconds = time.monotonic() - begun
+        found = {"ready": ready, "per_second": count / seconds, "bytes": resident(server.pid)}
         await client.close()
         return found
 
@@ -172,16 +164,17 @@ def main() -> None:
         command = [prl, "env", "bench", wasm, "--json", "--isolation", isolation]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         found = json.loads(done.stdout)
-        rate = found["rollouts_per_second"]
-        rows.append((name, found["cached_load_s"], rate, rate / found["cores"], f"{found['resident_bytes'] / 2**20:.2f} a rollout"))
+        memory = f"{found['resident_bytes'] / 2**20:.2f} a rollout"
+        rows.append((name, found["cached_load_s"], found["rollouts_per_second"], memory))
     environment = dict(os.environ, PYTHONPATH=str(scratch))
     peer = [python_of("verifiers-0.1", *V0), __file__, "--drive", "5917", str(count)]
-    found = json.loads(subprocess.run(peer, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    done = subprocess.run(peer, check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
     memory = f"{found['bytes'] / 2**20:.0f} in all"
-    rows.append(("verifiers 0.1.14, one worker", found["ready"], found["per_second"], found["per_cpu_second"], memory))
-    print(f"{'':30} {'ready, s':>9} {'rollouts/s':>11} {'a CPU second':>13}   MiB")
-    for name, ready, rate, cpu, memory in rows:
-        print(f"{name:30} {ready:9.3f} {rate:11.0f} {cpu:13.0f}   {memory}")
+    rows.append(("verifiers 0.1.14, one worker", found["ready"], found["per_second"], memory))
+    print(f"{'':30} {'ready, s':>9} {'rollouts/s':>11}   MiB")
+    for name, ready, rate, memory in rows:
+        print(f"{name:30} {ready:9.3f} {rate:11.0f}   {memory}")
 
 
 if __name__ == "__main__":

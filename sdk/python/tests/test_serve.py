@@ -238,6 +238,14 @@ class Served(unittest.TestCase):
         response = client.http.getresponse()
         self.assertEqual((response.status, json.loads(response.read())["error"]["code"]), (404, "unsupported"))
 
+    def test_only_names_of_this_machine_reach_it(self):
+        own = [(host, 200) for host in ("127.0.0.1:9", "localhost", "[::1]:80")]
+        for host, status in (*own, ("evil.example", 403), ("", 403)):
+            with self.subTest(host=host):
+                client = Client(self.client.http.port)
+                self.assertEqual(client.send("GET", "/v0.1/info", None, {"Host": host})[0], status)
+                client.close()
+
     def test_rollouts_run_side_by_side(self):
         def meet(answers):
             with contextlib.closing(Client(self.process.port)) as client:

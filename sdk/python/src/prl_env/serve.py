@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import ipaddress
 import json
 import logging
 import re
@@ -24,7 +25,7 @@ from typing import Any
 from . import project, wire
 from .console import failing
 from .definition import find
-from .errors import EnvError, Limit, Unsupported
+from .errors import Denied, EnvError, Limit, Unsupported
 from .hosting import Hosted, install, problem
 from .project import BadProject
 
@@ -88,6 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         try:
+            self._check_host()
             status, said = 200, self._text(self._call(self._body()))
         except BaseException as error:  # Whatever an environment raises is an answer.
             told = problem(error)
@@ -108,6 +110,17 @@ class Handler(BaseHTTPRequestHandler):
         except (TypeError, ValueError) as error:
             raise EnvError(f"a value handed to the host is no JSON: {error}") from None
         return text.encode("utf-8", "replace")
+
+    def _check_host(self) -> None:
+        """Only this machine's own names reach a server that listens on loopback: a page in a browser here that was
+        loaded from a name which now leads to 127.0.0.1 (DNS rebinding) asks by that name."""
+        if not _is_loopback(self.server.server_address[0]):
+            return
+        host = self.headers.get("Host", "").strip()
+        name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+        if name != "localhost" and not _is_loopback(name):
+            self.close_connection = True
+            raise Denied(f"a request to `{host}` is not for this server, which listens on loopback; see --host")
 
     def _body(self) -> Any:
         if self.command != "POST":
@@ -153,6 +166,13 @@ class Handler(BaseHTTPRequestHandler):
                 scores = hosted.score_group(*wire.group_asked(given))
                 return {"scores": [wire.score_out(score) for score in scores]}
         raise Unsupported(f"there is no `{self.command} {path}` in the protocol")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _load(given: str) -> ModuleType:
