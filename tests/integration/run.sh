@@ -32,3 +32,5 @@ done
 PYTHONPATH="$root/sdk/python/src" python3 -m unittest discover --quiet --start-directory "$root/sdk/python/tests"
 python3 -u "$here/python_envs.py" "$2/examples/rollouts" "$out/python_envs"
 python3 -u "$here/served_env.py" "$prl" "$out/python_envs/alphabet-sort.wasm" "$out/served_env"
+# Publishing, with a real registry server.
+python3 -u "$here/real_registry.py" "$prl" "$out/registry"
