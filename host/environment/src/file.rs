@@ -2,14 +2,14 @@
 //! the words for what it is when it is none; must not know calls beyond `describe`.
 
 use crate::contract::{ALWAYS, INTERFACE, PACKAGE, Pre, VERSION};
+use crate::digest::{self, sha256_of};
 use crate::instance::{Deadline, INSTANTIATE, Identity, Instance, one_line};
 use crate::machine::Machine;
 use crate::tape::Tape;
 use crate::{EnvInfo, Failure, Grant, Http, Limits, LoadConfig, LoadError, Sandbox, Server, Services, check, wasi};
-use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Cursor, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use wasmtime::Engine;
@@ -230,22 +230,8 @@ fn prepare(sandbox: &Sandbox, path: &Path, file: Option<&Path>, config: &LoadCon
 /// Whether it is a component, its SHA-256 and its length.
 fn examine(path: &Path, file: &mut (impl BufRead + Seek), length: u64) -> Result<(String, u64), LoadError> {
     check_outside(path, file, length)?;
-    let digest = file.rewind().and_then(|()| digest(file));
+    let digest = file.rewind().and_then(|()| sha256_of(file));
     Ok((digest.map_err(|source| LoadError::Read { path: path.to_owned(), source })?, length))
-}
-
-/// SHA-256 of what is left of a file, as hex.
-fn digest(file: &mut impl BufRead) -> io::Result<String> {
-    let mut hasher = Sha256::new();
-    loop {
-        let piece = file.fill_buf()?;
-        if piece.is_empty() {
-            return Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
-        }
-        hasher.update(piece);
-        let length = piece.len();
-        file.consume(length);
-    }
 }
 
 /// Magic number, kind and section sizes: enough to tell a component from everything else, and a whole one from a
@@ -273,17 +259,19 @@ fn check_outside(path: &Path, file: &mut (impl BufRead + Seek), length: u64) -> 
     let mut at = 8;
     while at < length {
         let truncated = |missing| LoadError::Truncated { path: path(), missing };
-        let mut head = Vec::new();
         // Its id, and its size in at most 5 bytes.
-        file.by_ref().take((length - at).min(6)).read_to_end(&mut head).map_err(read)?;
-        let (size, width) = leb128(head.get(1..).unwrap_or_default()).ok_or_else(|| truncated(1))?;
-        let body = at + 1 + width;
-        let missing = (body + size).saturating_sub(length);
+        let mut head = [0; 6];
+        let head = &mut head[..(length - at).min(6) as usize];
+        file.read_exact(head).map_err(read)?;
+        let (size, width) = leb128(&head[1..]).ok_or_else(|| truncated(1))?;
+        let section = 1 + width + size;
+        let missing = (at + section).saturating_sub(length);
         if missing > 0 {
             return Err(truncated(missing));
         }
-        at = body + size;
-        file.seek(SeekFrom::Start(at)).map_err(read)?;
+        at += section;
+        // Relative, which keeps what is in the buffer: there may be millions of small sections.
+        file.seek_relative(section as i64 - head.len() as i64).map_err(read)?;
     }
     Ok(())
 }
@@ -311,7 +299,7 @@ fn compile(
         return Ok(component);
     }
     let bytes = file.map_or(Ok(Cow::Borrowed(BRIDGE)), |file| std::fs::read(file).map(Cow::Owned));
-    let bytes = bytes.and_then(|bytes| match digest(&mut &bytes[..])? == sha256 {
+    let bytes = bytes.and_then(|bytes| match digest::sha256(&bytes) == sha256 {
         true => Ok(bytes),
         false => Err(io::Error::other("it changed while it was read")),
     });

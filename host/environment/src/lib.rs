@@ -12,6 +12,7 @@
 mod cache;
 mod check;
 mod contract;
+mod digest;
 mod error;
 mod file;
 mod info;

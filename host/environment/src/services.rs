@@ -2,12 +2,11 @@
 //! grants' names, the bounds, and which addresses HTTP may reach; must not know the contract's records, nor how a model
 //! or a server is reached (whoever assembles a run hands in clients).
 
-use crate::tape::sha256;
+use crate::digest::{sha256, sha256_of};
 use futures::future::BoxFuture;
 use prl_types::{Message, ToolDef};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -320,9 +319,7 @@ impl Assets {
         if let Some(hashed) = known().get(name).filter(|hashed| hashed.of == of) {
             return Ok(Some(hashed.sha256.clone()));
         }
-        let mut hasher = Sha256::new();
-        std::io::copy(&mut file, &mut hasher)?;
-        let sha256: String = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let sha256 = sha256_of(&mut file)?;
         known().insert(name.to_owned(), Hashed { of, sha256: sha256.clone() });
         Ok(Some(sha256))
     }

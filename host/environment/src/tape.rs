@@ -6,10 +6,10 @@
 //! (a model is mostly asked about the conversation, which the rollout's record holds anyway). Headers of HTTP requests are
 //! neither kept nor compared, queries and bodies only as hashes: keys are sent in them.
 
+use crate::digest::{hex, sha256};
 use crate::services::{HttpRequest, HttpResponse, LlmRequest, LlmResponse, ServiceError};
 use prl_types::Message;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -375,15 +375,6 @@ fn quoted(text: &str) -> String {
         None => (text, ""),
     };
     format!("{short:?}{rest}")
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// SHA-256 in hex.
-pub fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
 }
 
 /// As hash and length.

@@ -1,21 +1,12 @@
 //! `prl env`: looking at environments, trying them out, making and building them.
 
-use crate::support::{Finished, Running, Scratch, repo};
+use crate::support::{Running, Scratch, refused, repo};
 use serde_json::Value;
 use std::fs;
 use std::process::{Command, Stdio};
 
 fn reverse_text() -> String {
     repo().join("envs/reverse-text.wasm").display().to_string()
-}
-
-#[track_caller]
-fn refused(done: &Finished, words: &[&str]) {
-    assert_eq!(done.code, Some(2), "{done}");
-    assert!(done.stderr.starts_with("error: ") && done.stderr.lines().count() == 1, "{done}");
-    for word in words {
-        assert!(done.stderr.contains(word), "no `{word}` in: {done}");
-    }
 }
 
 #[test]

@@ -1,19 +1,10 @@
 //! `prl eval`: a model's folder and a server give the same kind of numbers; `prl replay` of what they leave.
 
-use crate::support::{Finished, Running, Scratch, model, repo, rows};
+use crate::support::{Running, Scratch, model, refused, repo, rows};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-
-#[track_caller]
-fn refused(done: &Finished, words: &[&str]) {
-    assert_eq!(done.code, Some(2), "{done}");
-    assert!(done.stderr.starts_with("error: ") && done.stderr.lines().count() == 1, "{done}");
-    for word in words {
-        assert!(done.stderr.contains(word), "no `{word}` in: {done}");
-    }
-}
 
 fn words(env: &str, rest: &str) -> String {
     format!("eval {} {rest}", repo().join(format!("envs/{env}.wasm")).display())

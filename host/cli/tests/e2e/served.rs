@@ -1,21 +1,12 @@
 //! Environments that are served over HTTP, from the command line: a small server in here says what a served environment would.
 
-use crate::support::{Finished, Running, SMALL, Scratch, model, repo, rows};
+use crate::support::{Running, SMALL, Scratch, model, refused, repo, rows};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-#[track_caller]
-fn refused(done: &Finished, words: &[&str]) {
-    assert_eq!(done.code, Some(2), "{done}");
-    assert!(done.stderr.starts_with("error: ") && done.stderr.lines().count() == 1, "{done}");
-    for word in words {
-        assert!(done.stderr.contains(word), "no `{word}` in: {done}");
-    }
-}
 
 /// The texts that are to be reversed.
 fn text(index: u64) -> String {

@@ -57,6 +57,16 @@ impl std::fmt::Display for Finished {
     }
 }
 
+/// Must have been refused as bad input: one line with these words in it.
+#[track_caller]
+pub fn refused(done: &Finished, words: &[&str]) {
+    assert_eq!(done.code, Some(2), "{done}");
+    assert!(done.stderr.starts_with("error: ") && done.stderr.lines().count() == 1, "{done}");
+    for word in words {
+        assert!(done.stderr.contains(word), "no `{word}` in: {done}");
+    }
+}
+
 /// A folder of its own that commands run in.
 pub struct Scratch(TempDir);
 
