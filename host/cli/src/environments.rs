@@ -7,7 +7,7 @@ use crate::env::registry::check_pinned;
 use crate::failure::{Failure, input};
 use crate::remote::Client;
 use crate::remote::chat::{ChatModel, ChatModels};
-use prl_config::{EnvHost, LlmRole, Loaded};
+use prl_config::{EnvHost, LlmRole, Loaded, Source};
 use prl_environment::{
     Assets, EnvFile, Grant, Http, Isolation, Kv, Limits, LoadConfig, LogSink, Pool, PoolConfig, Sandbox, SandboxConfig,
     Server, Services,
@@ -56,7 +56,11 @@ pub async fn environment<C>(
     log: LogSink,
 ) -> Result<Pool, Failure> {
     let dir = loaded.dir_of(&format!("{key}.id"));
-    let subject = format!("environment `{}` (`{key}`)", host.name);
+    let written = match loaded.source(&format!("{key}.id")) {
+        place @ Source::File { .. } => format!("{place}: "),
+        _ => String::new(),
+    };
+    let subject = format!("{written}environment `{}` (`{key}`)", host.name);
     if Reference::is_meant(&host.id) {
         check_pinned(&host.id).map_err(input(&subject))?;
     }
@@ -95,7 +99,7 @@ pub async fn environment<C>(
         services: services(&file, host, key)?,
         log,
     };
-    Pool::start(&file, config).await.map_err(input(format_args!("`{key}`")))
+    Pool::start(&file, config).await.map_err(input(format_args!("{written}`{key}`")))
 }
 
 /// The weights that a table sets; what is no number was refused before.

@@ -137,7 +137,7 @@ impl Hub<'_> {
                     Ok(dir)
                 }
                 None => Err(self.error(format!(
-                    "{reason}. Check the connection (or HF_ENDPOINT), or name a folder that holds the model"
+                    "there is no such folder here, and {reason}. Check the name, or the connection (HF_ENDPOINT)"
                 ))),
             };
         }

@@ -198,7 +198,7 @@ fn every_failure_says_what_to_do() {
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let patience = std::time::Duration::from_millis(200);
     let text = error("some-one/tiny.1", &HubOptions { endpoint, patience, ..online.clone() });
-    assert!(text.contains("does not answer") && text.contains("name a folder"), "{text}");
+    assert!(text.contains("does not answer") && text.contains("there is no such folder here"), "{text}");
 
     for name in ["no-such-folder", "./no/such", "a/b/c", "/no/such", "a/", "../x", "a b/c", ""] {
         let text = error(name, &online);

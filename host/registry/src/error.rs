@@ -14,7 +14,7 @@ pub enum RegistryError {
         reason: &'static str,
     },
     /// The registry cannot be reached, or breaks off.
-    #[error("`{url}`: {reason}")]
+    #[error("`{url}` cannot be had: {reason}; is the registry's name right, and does it run?")]
     Transport {
         /// What was asked for.
         url: String,

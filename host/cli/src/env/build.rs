@@ -43,7 +43,7 @@ pub fn run(asked: &Build) -> Result<u8, Failure> {
         out
     } else {
         return Err(Failure::input(format_args!(
-            "`{}` is no environment's folder: it has neither a Cargo.toml nor a Python module; `prl env new` writes one",
+            "`{}` is no environment's folder: it has neither a Cargo.toml nor a Python module that imports prl_env; `prl env new` writes one",
             dir.display()
         )));
     };
@@ -62,10 +62,12 @@ pub fn run(asked: &Build) -> Result<u8, Failure> {
     })
 }
 
+/// Whether a module there speaks of the SDK: any other is not to be run.
 fn is_python(dir: &Path) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut modules = entries.filter(|path| path.extension().is_some_and(|extension| extension == "py"));
     dir.join("pyproject.toml").is_file()
-        || entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|extension| extension == "py"))
+        || modules.any(|path| std::fs::read_to_string(path).is_ok_and(|text| text.contains("prl_env")))
 }
 
 /// Runs Python with the SDK on its path, if it is known; `PRL_PYTHON` names the interpreter.

@@ -77,7 +77,7 @@ pub fn run(asked: &Check) -> Result<u8, Failure> {
             "description",
             Ok(format!("{} {}: {splits} splits, {lines} reward components", about.name, about.version)),
         )?;
-        report.notes(&opened)?;
+        Report::notes(&opened)?;
         report.add("arguments", arguments::check(&opened).await)?;
         let fresh = opened.start(Isolation::Rollout, usize::MAX).await?;
         let again = opened.start(Isolation::Rollout, usize::MAX).await?;
@@ -91,6 +91,7 @@ pub fn run(asked: &Check) -> Result<u8, Failure> {
         if made {
             bench.try_all().await;
             report.add("rollouts", bench.rollouts())?;
+            bench.knowing().map_or(Ok(()), |told| Report::note("answers", &told))?;
             report.add("determinism", bench.determinism().await)?;
             report.add("leaks", bench.leaks().await)?;
             report.add("bad answers", answers::check(&bench).await)?;
@@ -119,22 +120,25 @@ impl Report {
     }
 
     /// What was stood in for.
-    fn notes(&self, opened: &Opened) -> Result<(), Failure> {
-        let note = |text: String| logging::print(&format!("{:<5} {:<12} {text}", "note", "services")).map(|_| ());
+    fn notes(opened: &Opened) -> Result<(), Failure> {
         if let Some(url) = opened.file.unsandboxed() {
             let text =
                 format!("it runs outside the sandbox at {url}: nothing there is held to limits or repeats for sure");
-            return logging::print(&format!("{:<5} {:<12} {text}", "note", "sandbox")).map(|_| ());
+            return Self::note("sandbox", &text);
         }
         for role in &opened.stood_in {
-            note(format!(
-                "the model `{role}` is stood in for: it answers \"1\"; name one with --llm {role}=MODEL@URL"
-            ))?;
+            let text =
+                format!("the model `{role}` is stood in for: it answers \"1\"; name one with --llm {role}=MODEL@URL");
+            Self::note("services", &text)?;
         }
         if opened.file.grants().contains(&Grant::Http) {
-            note("it may reach the addresses of --http-allow, and no others".into())?;
+            Self::note("services", "it may reach the addresses of --http-allow, and no others")?;
         }
         Ok(())
+    }
+
+    fn note(name: &str, text: &str) -> Result<(), Failure> {
+        logging::print(&format!("{:<5} {name:<12} {text}", "note")).map(|_| ())
     }
 
     fn end(&self, name: &str) -> Result<u8, Failure> {
@@ -208,6 +212,23 @@ impl Bench {
         let mean = Summary::of(ordinary.iter().map(|tried| tried.reward)).mean;
         let ms = slowest.as_secs_f64() * 1e3;
         Ok(format!("{count} in {turns} turns, mean reward {mean:.3}, slowest call {ms:.1} ms"))
+    }
+
+    /// What it is worth to know the answer; `None` where no task has one.
+    fn knowing(&self) -> Option<String> {
+        let best = |knows: bool| {
+            let of = self.tried.iter().filter(|tried| !tried.script.is_bad() && tried.script.knows() == knows);
+            of.max_by(|one, other| one.reward.total_cmp(&other.reward))
+        };
+        let (known, other) = (best(true)?, best(false).map_or(f64::NEG_INFINITY, |tried| tried.reward));
+        let told = format!("reference answers earn {:.3} at best ({})", known.reward, known.name());
+        Some(match known.reward > other {
+            true => told,
+            false => format!(
+                "{told}, no more than other models; they were said in the tags that the prompt names, or as they are; \
+                 `prl env play` shows which form earns more"
+            ),
+        })
     }
 
     /// The same task, seed and completions give the same turns and scores in two instances.

@@ -127,8 +127,14 @@ fn render(report: &Report) -> String {
         let _ = write!(text, "\n{name}\n{body}");
     };
     if report.unsandboxed.is_none() {
-        let imports = report.imports.iter().map(|import| vec![import.name.clone(), import.meaning()]);
-        section("Imports", &["INTERFACE", ""], imports.collect());
+        let (denied, open): (Vec<&Import>, _) = report.imports.iter().partition(|import| import.kind == "denied");
+        let mut rows: Vec<_> = open.iter().map(|import| vec![import.name.clone(), import.meaning()]).collect();
+        if let Some(first) = denied.first() {
+            let others = denied.len() - 1;
+            let name = if others == 0 { first.name.clone() } else { format!("{} and {others} like it", first.name) };
+            rows.push(vec![name, first.meaning()]);
+        }
+        section("Imports", &["INTERFACE", ""], rows);
     }
     section("Arguments", &["NAME", "TYPE", "DEFAULT", "ALLOWED", "MEANING"], arguments(&info.args_schema));
     let lines =
@@ -177,11 +183,35 @@ fn arguments(schema: &Value) -> Vec<Vec<String>> {
 fn kind(schema: &Value) -> String {
     match &schema["type"] {
         Value::String(kind) => kind.clone(),
-        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or "),
-        _ => match schema["anyOf"].as_array() {
-            Some(variants) => variants.iter().map(kind).collect::<Vec<_>>().join(" or "),
-            None => "any".into(),
+        Value::Array(kinds) => joined(kinds.iter().filter_map(Value::as_str).map(str::to_owned)),
+        _ => match (schema["anyOf"].as_array(), schema["enum"].as_array()) {
+            (Some(variants), _) => joined(variants.iter().map(kind)),
+            (None, Some(values)) => joined(values.iter().map(|value| type_of(value).to_owned())),
+            (None, None) => "any".into(),
         },
+    }
+}
+
+/// Every kind once.
+fn joined(kinds: impl Iterator<Item = String>) -> String {
+    let mut each: Vec<String> = Vec::new();
+    for kind in kinds {
+        if !each.contains(&kind) {
+            each.push(kind);
+        }
+    }
+    each.join(" or ")
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }
 

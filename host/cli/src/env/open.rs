@@ -225,7 +225,11 @@ impl Opened {
         let client = Client::new();
         let assets_dir = file.assets_dir();
         let assets = match file.grants().contains(&Grant::Assets) {
-            true => Some(Assets::open(&assets_dir).map_err(input(format_args!("`{}`", assets_dir.display())))?),
+            true => Some(Assets::open(&assets_dir).map_err(input(format_args!(
+                "`{}`, the folder of what `{}` reads",
+                assets_dir.display(),
+                path.display()
+            )))?),
             false => None,
         };
         let http = Http::new(&asked.http_allow, Arc::new(client.clone())).map_err(input("`--http-allow`"))?;

@@ -22,6 +22,8 @@ pub struct Report {
     base_url: Option<String>,
     seed: u64,
     examples: u64,
+    /// How many tasks were asked for; there may be fewer.
+    examples_asked: u64,
     rollouts_per_example: u32,
     /// Mean reward of the rollouts that did not fail, a task counting as much as any other.
     avg: f64,
@@ -68,6 +70,7 @@ impl Report {
             base_url: asked.base_url.clone(),
             seed: asked.seed,
             examples: tasks.count,
+            examples_asked: asked.num_examples,
             rollouts_per_example: asked.rollouts_per_example,
             avg,
             avg_stderr,
@@ -88,11 +91,13 @@ impl Report {
         let k = self.rollouts_per_example;
         let at = self.base_url.as_deref().map(|url| format!(" at {url}")).unwrap_or_default();
         let mut text = format!("{} {} on {}{at}\n", self.environment, self.version, self.model);
+        let all = match self.examples < self.examples_asked {
+            true => format!(" (all of it; {} were asked for)", self.examples_asked),
+            false => String::new(),
+        };
+        let of = format!("{} of split {}{all}", self.examples, self.split);
         let mut facts = vec![
-            (
-                "tasks".to_owned(),
-                format!("{} of split {}, {k} rollouts each, in {:.1} s", self.examples, self.split, self.seconds),
-            ),
+            ("tasks".to_owned(), format!("{of}, {k} rollouts each, in {:.1} s", self.seconds)),
             (format!("avg@{k}"), format!("{:.4} ± {:.4}", self.avg, self.avg_stderr)),
         ];
         let passed = |value: f64| format!("{value:.4} (reward of at least {})", self.pass_reward);

@@ -6,7 +6,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::Finish;
 use prl_types::{Message, Role, RolloutError, Task, ToolCall};
-use serde_json::Value;
 use std::fmt;
 
 /// Turns after which a script's rollout is cut off.
@@ -23,6 +22,8 @@ pub enum Script {
     Echoes,
     /// Calls every tool it is offered, with made-up arguments.
     Calls,
+    /// Always says this, in every form that the conversation speaks of: in its tags, in a box.
+    Knows(String),
     /// A fixed turn, with a name for it.
     Bad(&'static str, Message, Finish),
 }
@@ -33,6 +34,7 @@ impl fmt::Display for Script {
             Script::Says(text) => write!(f, "says {:?}", crate::table::short(text, 40)),
             Script::Echoes => f.write_str("repeats the last message"),
             Script::Calls => f.write_str("calls every tool"),
+            Script::Knows(text) => write!(f, "says {:?} in the forms it is asked for", crate::table::short(text, 40)),
             Script::Bad(name, ..) => f.write_str(name),
         }
     }
@@ -51,17 +53,19 @@ impl Script {
         if !task.tools.is_empty() {
             scripts.push(Script::Calls);
         }
-        match &task.answer {
-            Some(Value::String(answer)) => scripts.push(Script::says(answer)),
-            Some(answer) => scripts.push(Script::Says(answer.to_string())),
-            None => {}
-        }
+        let answer = task.answer.as_ref().map(|answer| answer.as_str().map_or(answer.to_string(), str::to_owned));
+        scripts.extend(answer.map(Script::Knows));
         scripts
     }
 
     /// Whether it makes no sense.
     pub fn is_bad(&self) -> bool {
         matches!(self, Script::Bad(..))
+    }
+
+    /// Whether it says the reference answer.
+    pub fn knows(&self) -> bool {
+        matches!(self, Script::Knows(_))
     }
 
     /// Models that make none. A policy in training says all of these.
@@ -106,6 +110,22 @@ pub const BAD_ARGUMENTS: [(&str, &str); 7] = [
     ("with arguments beyond any number", "{\"a\": 1e999, \"x\": -99999999999999999999999}"),
 ];
 
+/// The answer in the tags and the box that `messages` speak of; as it is, where they speak of none.
+fn dressed(answer: &str, messages: &[Message]) -> String {
+    let mut tags: Vec<&str> = Vec::new();
+    let texts = || messages.iter().map(|message| message.content.as_str());
+    for name in texts().flat_map(|text| text.split('<').skip(1)).filter_map(|rest| rest.split_once('>')) {
+        let is_name = name.0.starts_with(|c: char| c.is_ascii_alphabetic())
+            && name.0.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
+        if is_name && !tags.contains(&name.0) {
+            tags.push(name.0);
+        }
+    }
+    let mut forms: Vec<String> = tags.iter().map(|tag| format!("<{tag}>{answer}</{tag}>")).collect();
+    forms.extend(texts().any(|text| text.contains("\\boxed{")).then(|| format!("\\boxed{{{answer}}}")));
+    if forms.is_empty() { answer.to_owned() } else { forms.join("\n") }
+}
+
 impl Speaker for Script {
     fn say<'a>(&'a mut self, asked: Asked<'a>) -> BoxFuture<'a, Result<Said, RolloutError>> {
         let said = match self {
@@ -123,8 +143,22 @@ impl Speaker for Script {
                 let tool_calls = asked.tools.iter().enumerate().map(call).collect();
                 Said::new(Message { tool_calls, ..Message::text(Role::Assistant, "") })
             }
+            Script::Knows(answer) => Said::new(Message::text(Role::Assistant, dressed(answer, asked.messages))),
             Script::Bad(_, message, finish) => Said { finish: *finish, ..Said::new(message.clone()) },
         };
         async { Ok(said) }.boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_take_the_forms_that_are_asked_for() {
+        let ask = |text: &str| dressed("42", &[Message::text(Role::User, text)]);
+        assert_eq!(ask("What is 6 · 7? If 1 < 2 and 3 > 2."), "42");
+        assert_eq!(ask("Think in <think> tags, then <answer>…</answer>."), "<think>42</think>\n<answer>42</answer>");
+        assert_eq!(ask("Put it in \\boxed{}."), "\\boxed{42}");
     }
 }
