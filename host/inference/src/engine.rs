@@ -3,40 +3,55 @@
 //! Owns the thread, the way requests and weights reach it, and what callers get when it ends, however it ends. Must not
 //! know how requests are batched.
 
-use crate::scheduler::{Job, Scheduler};
-use crate::{Decode, InferenceError, SamplingParams, Stats};
+use crate::live::Job;
+use crate::scheduler::Scheduler;
+use crate::{Drawn, Event, InferenceError, Request, Stats};
+use prl_kernels::Meter;
 use prl_model::Snapshot;
-use prl_types::{PolicyVersion, Sampled, TokenId};
+use prl_types::{PolicyVersion, Sampled};
 use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Limits of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Requests that run at a time; further ones wait in order of arrival.
     pub max_batch: usize,
+    /// Requests that wait; further ones fail with [`InferenceError::Busy`].
+    pub max_waiting: usize,
     /// Tokens of prompt and completion together.
     pub max_model_len: usize,
     /// Prompt tokens taken through the model in one step, beside the decoding sequences.
     pub prefill_tokens: usize,
-    /// Prefilled prompts kept for later members of their group; 0 keeps none.
-    pub shared_prompts: usize,
+    /// Sequences whose keys and values are kept for those that begin like them; 0 keeps none.
+    pub kept_prefixes: usize,
+    /// Bytes that keys and values may take.
+    pub cache_bytes: usize,
 }
 
 impl EngineConfig {
-    /// Limits with the defaults for the rest: 2,048 prompt tokens a step, 16 kept prompts.
+    /// Limits with the defaults for the rest: 2,048 prompt tokens a step, two kept sequences for each that runs, and no
+    /// bound on memory and waiting requests.
     pub fn new(max_batch: usize, max_model_len: usize) -> Self {
-        EngineConfig { max_batch, max_model_len, prefill_tokens: 2048, shared_prompts: 16 }
+        EngineConfig {
+            max_batch,
+            max_waiting: usize::MAX,
+            max_model_len,
+            prefill_tokens: 2048,
+            kept_prefixes: max_batch.saturating_mul(2),
+            cache_bytes: usize::MAX,
+        }
     }
 
-    fn validate(&self) -> Result<(), InferenceError> {
+    fn validate(&self, snapshot: &dyn Snapshot) -> Result<(), InferenceError> {
         for (name, value) in [
             ("max_batch", self.max_batch),
+            ("max_waiting", self.max_waiting),
             ("max_model_len", self.max_model_len),
             ("prefill_tokens", self.prefill_tokens),
         ] {
@@ -44,35 +59,22 @@ impl EngineConfig {
                 return Err(InferenceError::InvalidConfig { name });
             }
         }
-        Ok(())
-    }
-}
-
-/// What to sample.
-#[derive(Clone)]
-pub struct Request {
-    /// The ids to continue.
-    pub prompt: Arc<[TokenId]>,
-    /// How.
-    pub sampling: SamplingParams,
-    /// Seeds this request's own random stream.
-    pub seed: u64,
-    /// Requests with the same key and the same prompt share one prefill; for example the group's id.
-    pub prefix_key: Option<u64>,
-    /// Needed when `sampling.stop` is not empty.
-    pub decode: Option<Decode>,
-}
-
-impl Request {
-    /// A request of its own: no shared prefix, no decoder.
-    pub fn new(prompt: impl Into<Arc<[TokenId]>>, sampling: SamplingParams, seed: u64) -> Self {
-        Request { prompt: prompt.into(), sampling, seed, prefix_key: None, decode: None }
+        let needed = snapshot.new_cache(&Meter::default()).growth(self.max_model_len);
+        match needed <= self.cache_bytes {
+            true => Ok(()),
+            false => Err(InferenceError::CacheTooSmall {
+                budget: self.cache_bytes,
+                needed,
+                max_model_len: self.max_model_len,
+            }),
+        }
     }
 }
 
 enum Command {
-    Generate(Job),
+    Generate(Box<Job>),
     Update(Arc<dyn Snapshot>, PolicyVersion),
+    Pause(bool),
     Shutdown,
 }
 
@@ -96,13 +98,14 @@ impl Engine {
     /// Starts the thread with the weights of `snapshot`.
     ///
     /// # Errors
-    /// [`InferenceError::InvalidConfig`] for a limit of 0, [`InferenceError::Failed`] when the system gives no thread.
+    /// [`InferenceError::InvalidConfig`] for a limit of 0, [`InferenceError::CacheTooSmall`] where memory does not hold one
+    /// sequence of full length, [`InferenceError::Failed`] when the system gives no thread.
     pub fn start(
         snapshot: Arc<dyn Snapshot>,
         version: PolicyVersion,
         config: EngineConfig,
     ) -> Result<Self, InferenceError> {
-        config.validate()?;
+        config.validate(snapshot.as_ref())?;
         let (commands, inbox) = channel();
         let handle = Handle {
             commands,
@@ -146,18 +149,53 @@ impl Handle {
     /// the request.
     ///
     /// # Errors
-    /// [`InferenceError::Overlong`], [`InferenceError::EmptyPrompt`], [`InferenceError::UnknownToken`] and
-    /// [`InferenceError::InvalidSampling`] for a bad request; [`InferenceError::NonFiniteLogits`] for broken weights;
-    /// [`InferenceError::Failed`] or [`InferenceError::Shutdown`] when the engine has ended.
+    /// As the end of [`Handle::submit`]'s events.
     pub fn generate(&self, request: Request) -> impl Future<Output = Result<Sampled, InferenceError>> + Send + use<> {
-        let queued = self.check(&request).map(|()| {
-            let (reply, answer) = oneshot::channel();
-            // A failed send drops the reply, which the future reads as the engine's end.
-            let _ = self.commands.send(Command::Generate(Job { request, reply }));
-            answer
-        });
-        let ending = self.ending.clone();
-        async move { queued?.await.unwrap_or_else(|_| Err(ended(&ending))) }
+        let mut events = self.submit(request);
+        async move {
+            let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
+            let mut versions: Option<(PolicyVersion, PolicyVersion)> = None;
+            loop {
+                match events.next().await {
+                    Event::Prompt(_) => {}
+                    Event::Token(Drawn { scored, version: v }) => {
+                        ids.push(scored.id);
+                        logprobs.push(scored.logprob);
+                        versions = Some(versions.map_or((v, v), |(a, b)| (a.min(v), b.max(v))));
+                    }
+                    Event::End(outcome) => {
+                        let versions = versions.unwrap_or_default();
+                        return Sampled::from_engine(ids, logprobs, versions, outcome?)
+                            .map_err(|e| InferenceError::Failed { message: e.to_string() });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Queues a request; its events come as they happen. Dropping them cancels it.
+    ///
+    /// They end with one of [`InferenceError::Overlong`], [`InferenceError::EmptyPrompt`],
+    /// [`InferenceError::UnknownToken`] and [`InferenceError::InvalidSampling`] for a bad request;
+    /// [`InferenceError::Busy`] and [`InferenceError::CacheFull`] under load; [`InferenceError::NonFiniteLogits`] for
+    /// broken weights; [`InferenceError::Failed`] or [`InferenceError::Shutdown`] when the engine has ended.
+    pub fn submit(&self, request: Request) -> Events {
+        let (events, inbox) = unbounded_channel();
+        let (ending, mut refused) = (self.ending.clone(), None);
+        match self.check(&request) {
+            // A failed send drops the other end, which is read as the engine's end.
+            Ok(()) => drop(self.commands.send(Command::Generate(Box::new(Job { request, events })))),
+            Err(error) => refused = Some(error),
+        }
+        Events { inbox, ending, refused }
+    }
+
+    /// Stops sampling after the step under way, or goes on. Requests are taken meanwhile, and keep what they have.
+    ///
+    /// # Errors
+    /// When the engine has ended.
+    pub fn pause(&self, paused: bool) -> Result<(), InferenceError> {
+        self.commands.send(Command::Pause(paused)).map_err(|_| ended(&self.ending))
     }
 
     /// Changes the weights between two steps. Requests made after this call see the new weights only; running ones go
@@ -199,6 +237,23 @@ impl Handle {
     }
 }
 
+/// What comes of a request.
+pub struct Events {
+    inbox: UnboundedReceiver<Event>,
+    ending: Arc<OnceLock<InferenceError>>,
+    refused: Option<InferenceError>,
+}
+
+impl Events {
+    /// The next event. After [`Event::End`] there is none, and this says that the engine has ended.
+    pub async fn next(&mut self) -> Event {
+        if let Some(error) = self.refused.take() {
+            return Event::End(Err(error));
+        }
+        self.inbox.recv().await.unwrap_or_else(|| Event::End(Err(ended(&self.ending))))
+    }
+}
+
 fn ended(ending: &OnceLock<InferenceError>) -> InferenceError {
     ending.get().cloned().unwrap_or(InferenceError::Shutdown)
 }
@@ -218,13 +273,18 @@ fn serve(mut scheduler: Scheduler<Arc<dyn Snapshot>>, inbox: Receiver<Command>, 
         let mut stop = false;
         for command in first.into_iter().chain(inbox.try_iter()) {
             match command {
-                Command::Generate(job) => scheduler.submit(job),
+                Command::Generate(job) => scheduler.submit(*job),
+                Command::Pause(paused) => scheduler.pause(paused),
                 Command::Update(snapshot, version) => scheduler.update(snapshot, version),
                 Command::Shutdown => stop = true,
             }
         }
         if stop {
             break InferenceError::Shutdown;
+        }
+        if scheduler.is_idle() {
+            scheduler.drop_cancelled();
+            continue;
         }
         // After a panic the scheduler is dropped, so no broken state is used again.
         match catch_unwind(AssertUnwindSafe(|| scheduler.step())) {

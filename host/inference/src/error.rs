@@ -47,6 +47,31 @@ pub enum InferenceError {
         /// Which.
         name: &'static str,
     },
+    /// More requests wait than are let in.
+    #[error("{waiting} requests wait already; try again later")]
+    Busy {
+        /// So many.
+        waiting: usize,
+    },
+    /// A request needs more memory for keys and values than there is, although no other one runs.
+    #[error("the request does not fit into the {budget} bytes for keys and values")]
+    CacheFull {
+        /// The bound.
+        budget: usize,
+    },
+    /// The memory for keys and values does not hold one sequence of full length.
+    #[error(
+        "keys and values of one sequence of {max_model_len} tokens take {needed} bytes, but there are {budget}; give more \
+         memory, or lower `inference.model.max_model_len`"
+    )]
+    CacheTooSmall {
+        /// The bound.
+        budget: usize,
+        /// What a sequence takes.
+        needed: usize,
+        /// Its length.
+        max_model_len: usize,
+    },
     /// The model produced a logit that is not a number, or infinite.
     #[error("the model's logit of token {token} is {value}; its weights have probably diverged")]
     NonFiniteLogits {

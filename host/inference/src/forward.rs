@@ -2,6 +2,7 @@
 //!
 //! Owns the seam that lets the scheduler be tested with a model made of a hash. Must not know requests.
 
+use prl_kernels::Meter;
 use prl_model::{Answer, Cache, Extend, Snapshot, Want};
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -16,22 +17,41 @@ pub(crate) struct Work<'a, C> {
     pub want: Want,
 }
 
+/// Keys and values of one sequence; a clone is a fork.
+pub(crate) trait Cached: Clone + Send {
+    /// Forgets all tokens from `len` on.
+    fn truncate(&mut self, len: usize);
+
+    /// Bytes that `more` tokens would take.
+    fn growth(&self, more: usize) -> usize;
+}
+
 /// Immutable weights with a forward.
 pub(crate) trait Forward: Send + Sync + 'static {
-    /// Keys and values of one sequence; a clone is a fork.
-    type Cache: Clone + Send;
+    /// Keys and values of one sequence.
+    type Cache: Cached;
 
     /// Entries in a row of logits.
     fn vocab_size(&self) -> usize;
 
-    /// The cache of an empty sequence.
-    fn new_cache(&self) -> Self::Cache;
+    /// The cache of an empty sequence, which counts its bytes on `meter`.
+    fn new_cache(&self, meter: &Meter) -> Self::Cache;
 
     /// Extends every sequence of the batch; returns what is wanted, in the order of the batch.
     fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<Answer>, String>;
 
     /// Log-probability of `token` over the full row at `temperature`, reduced exactly as the trainer's head does.
     fn logprob(&self, logits: &[f32], token: TokenId, temperature: f32) -> f32;
+}
+
+impl Cached for Cache {
+    fn truncate(&mut self, len: usize) {
+        Cache::truncate(self, len);
+    }
+
+    fn growth(&self, more: usize) -> usize {
+        Cache::growth(self, more)
+    }
 }
 
 impl Forward for Arc<dyn Snapshot> {
@@ -41,8 +61,8 @@ impl Forward for Arc<dyn Snapshot> {
         self.config().vocab_size
     }
 
-    fn new_cache(&self) -> Cache {
-        Snapshot::new_cache(self.as_ref())
+    fn new_cache(&self, meter: &Meter) -> Cache {
+        Snapshot::new_cache(self.as_ref(), meter)
     }
 
     fn extend(&self, batch: &mut [Work<'_, Cache>]) -> Result<Vec<Answer>, String> {

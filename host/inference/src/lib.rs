@@ -8,12 +8,16 @@ mod clock;
 mod engine;
 mod error;
 mod forward;
+mod live;
+mod prefix;
+mod request;
 mod sampler;
 mod scheduler;
 mod stop;
 
-pub use engine::{Engine, EngineConfig, Handle, Request};
+pub use engine::{Engine, EngineConfig, Events, Handle};
 pub use error::InferenceError;
+pub use request::{Class, Drawn, Event, PromptDone, Request, Scored};
 pub use sampler::{SamplingParams, draw};
 pub use scheduler::Stats;
 pub use stop::Decode;

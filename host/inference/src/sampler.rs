@@ -22,6 +22,14 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Bound on sampled tokens; `None` leaves the context limit as the only bound.
     pub max_tokens: Option<usize>,
+    /// Until so many tokens are sampled, stop token ids are not drawn and stop strings do not end the request.
+    pub min_tokens: usize,
+    /// Added to the logits of these tokens before anything is drawn; log-probabilities stay the model's own.
+    pub logit_bias: Vec<(TokenId, f32)>,
+    /// How many of the likeliest tokens are told beside each sampled one; `None` tells none, and no rank.
+    pub logprobs: Option<usize>,
+    /// The same for the tokens of the prompt, whose keys and values are then computed anew.
+    pub prompt_logprobs: Option<usize>,
     /// Ends the request when drawn; the drawn token is kept as the last of the ids.
     pub stop_token_ids: Vec<TokenId>,
     /// Ends the request when the decoded text of the sampled tokens contains one of these.
@@ -36,6 +44,10 @@ impl Default for SamplingParams {
             top_p: 1.0,
             min_p: 0.0,
             max_tokens: None,
+            min_tokens: 0,
+            logit_bias: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
             stop_token_ids: Vec::new(),
             stop: Vec::new(),
         }
@@ -72,6 +84,12 @@ impl SamplingParams {
         }
         if self.max_tokens == Some(0) {
             return invalid("max_tokens", "0".into(), "at least 1");
+        }
+        if self.max_tokens.is_some_and(|most| most < self.min_tokens) {
+            return invalid("min_tokens", self.min_tokens.to_string(), "at most max_tokens");
+        }
+        if let Some((id, bias)) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            return invalid("logit_bias", format!("{bias} for token {id}"), "a finite number");
         }
         if self.stop.iter().any(String::is_empty) {
             return invalid("stop", "\"\"".into(), "strings that are not empty");

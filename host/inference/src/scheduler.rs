@@ -1,29 +1,33 @@
 //! Continuous batching: which sequences take part in the next step, and what happens to what they drew.
 //!
-//! Owns the queue, the running sequences, the prompts being prefilled and the prompts kept for the rest of their group.
+//! Owns the queues, the running sequences, the prompts being prefilled, and the memory that all of their caches take.
 //! Synchronous and single-threaded; must not know threads, channels' other ends, or the model behind [`Forward`].
 
-use crate::forward::{Forward, Work};
-use crate::sampler::draw;
-use crate::{EngineConfig, InferenceError, Request, clock, stop};
-use prl_model::{Answer, Draw, Want};
-use prl_types::{FinishReason, PolicyVersion, Sampled, TokenId};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use crate::forward::{Cached, Forward, Work};
+use crate::live::{Job, Live};
+use crate::prefix::Prefixes;
+use crate::{EngineConfig, InferenceError, clock};
+use prl_kernels::Meter;
+use prl_model::{Answer, Want};
+use prl_types::{PolicyVersion, TokenId};
 use rayon::prelude::*;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use tokio::sync::oneshot;
+
+/// Prompt tokens of one request whose logits are looked at in one step.
+const SCORED_TOKENS: usize = 64;
 
 /// Counters of an engine since its start, and its present load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Prompts taken through the model. Members of a group that share a prompt count once.
+    /// Prompts taken through the model. Requests that share a prompt on its way count once.
     pub prefills: u64,
-    /// Requests that took over a prompt another request had prefilled.
+    /// Requests that took over a prompt, or the beginning of one, that another request had prefilled.
     pub forks: u64,
     /// Prompt tokens taken through the model.
     pub prefill_tokens: u64,
+    /// Prompt tokens that were in the cache already.
+    pub cached_tokens: u64,
     /// Tokens sampled.
     pub decode_tokens: u64,
     /// Calls of the model.
@@ -34,75 +38,55 @@ pub struct Stats {
     pub finished: u64,
     /// Requests whose caller went away.
     pub cancelled: u64,
+    /// Times that a running request gave its memory up to an older one, and started over.
+    pub preempted: u64,
     /// Requests that hold a slot.
     pub running: usize,
     /// Requests that wait for a slot.
     pub waiting: usize,
+    /// Bytes of keys and values.
+    pub cache_bytes: usize,
+    /// Bound on those.
+    pub cache_budget: usize,
+    /// Whether sampling is paused.
+    pub paused: bool,
     /// Policy version of the weights in use.
     pub version: PolicyVersion,
-}
-
-/// A request and where its answer goes.
-pub(crate) struct Job {
-    pub request: Request,
-    pub reply: oneshot::Sender<Result<Sampled, InferenceError>>,
-}
-
-/// A request that holds a slot.
-struct Live {
-    job: Job,
-    rng: ChaCha8Rng,
-    /// The number that the next token is drawn by, once it was asked for.
-    uniform: Option<f64>,
-    ids: Vec<TokenId>,
-    logprobs: Vec<f32>,
-    versions: Option<(PolicyVersion, PolicyVersion)>,
-    outcome: Option<Result<FinishReason, InferenceError>>,
 }
 
 /// A request whose prompt is through; the cache holds all but the last drawn token.
 struct Decoding<C> {
     live: Live,
     cache: C,
-    row: Row,
+    /// The step's answer that it gets its next token from.
+    answer: Option<usize>,
 }
 
-/// What a request gets its next token from.
-enum Row {
-    /// None yet.
-    None,
-    /// This answer of the step's.
-    Step(usize),
-    /// Those a shared prompt ended with.
-    Kept(Arc<[f32]>),
-}
-
-/// A prompt on its way through the model, and the requests that wait for it.
+/// Tokens on their way through the model, and the requests that wait for them.
 struct Prefill<C> {
-    prompt: Arc<[TokenId]>,
-    key: Option<u64>,
+    /// The prompt, and what was drawn before a preemption.
+    ids: Arc<[TokenId]>,
     cache: C,
     done: usize,
     members: Vec<Live>,
-}
-
-/// A prefilled prompt of the present policy version, kept for later members of its group.
-struct Shared<C> {
-    key: u64,
-    prompt: Arc<[TokenId]>,
-    cache: C,
-    logits: Arc<[f32]>,
+    /// The step's answer to it.
+    answer: Option<usize>,
 }
 
 pub(crate) struct Scheduler<F: Forward> {
     forward: F,
     version: PolicyVersion,
     config: EngineConfig,
-    waiting: VecDeque<Job>,
+    meter: Meter,
+    /// By class.
+    waiting: [VecDeque<Live>; 2],
+    /// Whose turn it is.
+    turn: usize,
     prefills: Vec<Prefill<F::Cache>>,
     decoding: Vec<Decoding<F::Cache>>,
-    /// Least recently used first.
-    shared: VecDeque<Shared<F::Cache>>,
+    prefixes: Prefixes<F::Cache>,
+    arrivals: u64,
+    paused: bool,
     counts: Stats,
     published: Arc<Mutex<Stats>>,
 }
@@ -112,12 +96,16 @@ impl<F: Forward> Scheduler<F> {
         let scheduler = Scheduler {
             forward,
             version,
-            config,
-            waiting: VecDeque::new(),
+            meter: Meter::default(),
+            waiting: Default::default(),
+            turn: 0,
             prefills: Vec::new(),
             decoding: Vec::new(),
-            shared: VecDeque::new(),
-            counts: Stats::default(),
+            prefixes: Prefixes::new(config.kept_prefixes),
+            arrivals: 0,
+            paused: false,
+            counts: Stats { cache_budget: config.cache_bytes, ..Stats::default() },
+            config,
             published,
         };
         scheduler.publish();
@@ -126,7 +114,15 @@ impl<F: Forward> Scheduler<F> {
 
     /// Queues a request.
     pub fn submit(&mut self, job: Job) {
-        self.waiting.push_back(job);
+        self.arrivals += 1;
+        let class = job.request.class;
+        let mut live = Live::new(job, self.arrivals);
+        if self.queued() >= self.config.max_waiting {
+            live.outcome = Some(Err(InferenceError::Busy { waiting: self.queued() }));
+            live.end();
+            return;
+        }
+        self.waiting[class as usize].push_back(live);
         self.publish();
     }
 
@@ -135,17 +131,24 @@ impl<F: Forward> Scheduler<F> {
     pub fn update(&mut self, forward: F, version: PolicyVersion) {
         self.forward = forward;
         self.version = version;
-        self.shared.clear();
+        self.prefixes.clear();
         for prefill in &mut self.prefills {
-            prefill.cache = self.forward.new_cache();
+            prefill.cache = self.forward.new_cache(&self.meter);
             prefill.done = 0;
+            prefill.members.iter_mut().for_each(Live::restart);
         }
         self.publish();
     }
 
-    /// Whether nothing waits or runs.
+    /// Stops or goes on; requests keep what they have.
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+        self.publish();
+    }
+
+    /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.prefills.is_empty() && self.decoding.is_empty()
+        self.paused || (self.queued() == 0 && self.running() == 0)
     }
 
     /// One step: lets requests in, extends every running sequence by one token and the waiting prompts by their share
@@ -154,229 +157,264 @@ impl<F: Forward> Scheduler<F> {
         let started = clock::now();
         self.drop_cancelled();
         self.admit();
-        self.extend()?;
+        let chunks = self.make_room();
+        self.extend(&chunks)?;
         self.counts.busy_seconds += started.elapsed().as_secs_f64();
         self.publish();
         Ok(())
     }
 
-    fn drop_cancelled(&mut self) {
-        let before = self.waiting.len() + self.running();
-        self.waiting.retain(|job| !job.reply.is_closed());
-        self.decoding.retain(|d| !d.live.job.reply.is_closed());
+    /// Frees what requests hold whose callers went away.
+    pub fn drop_cancelled(&mut self) {
+        let before = self.queued() + self.running();
+        self.waiting.iter_mut().for_each(|queue| queue.retain(|live| !live.is_cancelled()));
+        self.decoding.retain(|d| !d.live.is_cancelled());
         for prefill in &mut self.prefills {
-            prefill.members.retain(|m| !m.job.reply.is_closed());
+            prefill.members.retain(|live| !live.is_cancelled());
         }
         self.prefills.retain(|p| !p.members.is_empty());
-        self.counts.cancelled += (before - self.waiting.len() - self.running()) as u64;
+        let gone = before - self.queued() - self.running();
+        if gone > 0 {
+            self.counts.cancelled += gone as u64;
+            self.publish();
+        }
+    }
+
+    fn queued(&self) -> usize {
+        self.waiting.iter().map(VecDeque::len).sum()
     }
 
     fn running(&self) -> usize {
         self.decoding.len() + self.prefills.iter().map(|p| p.members.len()).sum::<usize>()
     }
 
-    /// Fills free slots in order of arrival.
+    /// Fills free slots, classes in turns and each in order of arrival, as long as there is memory for prompts.
     fn admit(&mut self) {
         let mut free = self.config.max_batch.saturating_sub(self.running());
         while free > 0 {
-            let Some(job) = self.waiting.pop_front() else { break };
-            free -= 1;
-            let live = Live::new(job);
-            let prompt = live.job.request.prompt.clone();
-            let key = live.job.request.prefix_key;
-            let same = |k: Option<u64>, p: &[TokenId]| key.is_some() && k == key && *p == *prompt;
-            if let Some(at) = self.shared.iter().position(|s| same(Some(s.key), &s.prompt))
-                && let Some(shared) = self.shared.remove(at)
-            {
+            let turn = if self.waiting[self.turn].is_empty() { 1 - self.turn } else { self.turn };
+            let Some(mut live) = self.waiting[turn].pop_front() else { break };
+            let ids: Arc<[TokenId]> = match live.ids.is_empty() {
+                true => live.job.request.prompt.clone(),
+                false => live.context().into(),
+            };
+            let salt = live.job.request.cache_salt.clone();
+            let scores = live.scores_prompt();
+            let joins = |p: &&mut Prefill<F::Cache>| {
+                let first = &p.members[0];
+                p.ids == ids && !scores && !first.scores_prompt() && first.job.request.cache_salt == salt
+            };
+            if let Some(prefill) = self.prefills.iter_mut().find(joins) {
                 self.counts.forks += 1;
-                let row = Row::Kept(shared.logits.clone());
-                self.decoding.push(Decoding { live, cache: shared.cache.clone(), row });
-                self.shared.push_back(shared);
-            } else if let Some(prefill) = self.prefills.iter_mut().find(|p| same(p.key, &p.prompt)) {
-                self.counts.forks += 1;
+                self.counts.cached_tokens += ids.len() as u64;
+                live.found(ids.len());
                 prefill.members.push(live);
             } else {
-                let cache = self.forward.new_cache();
-                self.prefills.push(Prefill { prompt, key, cache, done: 0, members: vec![live] });
+                let found = if scores { None } else { self.prefixes.find(&salt, &ids) };
+                let (cache, done) = found.unwrap_or_else(|| (self.forward.new_cache(&self.meter), 0));
+                // What is promised to prompts on their way comes on top.
+                let growth = cache.growth(ids.len() - done) + self.promised();
+                if !self.free(growth) && self.running() > 0 {
+                    self.waiting[turn].push_front(live);
+                    break;
+                }
+                self.counts.forks += u64::from(done > 0);
+                self.counts.cached_tokens += done as u64;
+                live.found(done);
+                self.prefills.push(Prefill { ids, cache, done, members: vec![live], answer: None });
+            }
+            self.turn = 1 - turn;
+            free -= 1;
+        }
+    }
+
+    /// Bytes that running sequences take in the next step, and prompts until they are through.
+    fn promised(&self) -> usize {
+        let decoding: usize = self.decoding.iter().map(|d| d.cache.growth(1)).sum();
+        decoding + self.prefills.iter().map(|p| p.cache.growth(p.ids.len() - p.done)).sum::<usize>()
+    }
+
+    /// Gives up what is kept of past sequences until `bytes` fit; whether they do.
+    fn free(&mut self, bytes: usize) -> bool {
+        while self.meter.bytes().saturating_add(bytes) > self.config.cache_bytes {
+            if !self.prefixes.give_up() {
+                return false;
             }
         }
-        self.draw(&[]);
+        true
+    }
+
+    /// How many tokens of each prompt go through the model in the next step. Where memory does not suffice for that, what
+    /// is kept goes first, then the requests that came last, which start over later.
+    fn make_room(&mut self) -> Vec<usize> {
+        loop {
+            let chunks = self.chunks();
+            let prompts = self.prefills.iter().zip(&chunks);
+            let growth = prompts.map(|(p, n)| if *n == 0 { 0 } else { p.cache.growth(*n) }).sum::<usize>()
+                + self.decoding.iter().map(|d| d.cache.growth(1)).sum::<usize>();
+            if self.free(growth) || !self.preempt() {
+                return chunks;
+            }
+        }
+    }
+
+    fn chunks(&self) -> Vec<usize> {
+        let mut budget = self.config.prefill_tokens;
+        let share = |p: &Prefill<F::Cache>| {
+            let most = if p.members.iter().any(Live::scores_prompt) { SCORED_TOKENS } else { usize::MAX };
+            let n = budget.min(p.ids.len() - p.done).min(most);
+            budget -= n;
+            n
+        };
+        self.prefills.iter().map(share).collect()
+    }
+
+    /// Sends the request that came last back to its queue; one alone fails, since nothing else can make room for it.
+    /// Whether that may have freed anything.
+    fn preempt(&mut self) -> bool {
+        let last =
+            self.decoding.iter().enumerate().max_by_key(|(_, d)| d.live.arrival).map(|(i, d)| (i, d.live.arrival));
+        let came = |p: &Prefill<F::Cache>| p.members.iter().map(|live| live.arrival).max().unwrap_or(0);
+        let prompt = self.prefills.iter().enumerate().map(|(i, p)| (i, came(p))).max_by_key(|(_, arrival)| *arrival);
+        let alone = self.decoding.len() + self.prefills.len() == 1;
+        let back: Vec<Live> = match (last, prompt) {
+            (Some((i, arrival)), other) if other.is_none_or(|(_, prompt)| prompt < arrival) => {
+                vec![self.decoding.remove(i).live]
+            }
+            (_, Some((i, _))) => self.prefills.remove(i).members,
+            _ => return false,
+        };
+        for mut live in back.into_iter().rev() {
+            if alone {
+                live.outcome = Some(Err(InferenceError::CacheFull { budget: self.config.cache_bytes }));
+                live.end();
+                continue;
+            }
+            self.counts.preempted += 1;
+            live.restart();
+            let queue = &mut self.waiting[live.job.request.class as usize];
+            let at = queue.partition_point(|other| other.arrival < live.arrival);
+            queue.insert(at, live);
+        }
+        true
     }
 
     /// Calls the model once and draws from what it returns.
-    fn extend(&mut self) -> Result<(), String> {
-        let mut budget = self.config.prefill_tokens;
+    fn extend(&mut self, chunks: &[usize]) -> Result<(), String> {
         let mut work: Vec<Work<'_, F::Cache>> = Vec::with_capacity(self.decoding.len() + self.prefills.len());
-        for (i, Decoding { live, cache, row }) in self.decoding.iter_mut().enumerate() {
-            *row = Row::Step(i);
+        for (i, Decoding { live, cache, answer }) in self.decoding.iter_mut().enumerate() {
+            *answer = Some(i);
             let want = live.want();
             work.push(Work { cache, ids: &live.ids[live.ids.len() - 1..], want });
         }
-        for p in &mut self.prefills {
-            let n = budget.min(p.prompt.len() - p.done);
-            if n == 0 {
-                break;
-            }
-            let ids = &p.prompt[p.done..p.done + n];
-            budget -= n;
+        let mut answered = work.len();
+        for (p, n) in self.prefills.iter_mut().zip(chunks).filter(|(_, n)| **n > 0) {
+            let ids = &p.ids[p.done..p.done + n];
             p.done += n;
-            let want = if p.done == p.prompt.len() { Want::Logits } else { Want::Nothing };
+            let want = match (p.members.as_mut_slice(), p.done == p.ids.len()) {
+                ([first, ..], _) if first.scores_prompt() => Want::AllLogits,
+                (_, false) => Want::Nothing,
+                ([one], true) => one.want(),
+                _ => Want::Logits,
+            };
+            p.answer = (want != Want::Nothing).then_some(answered);
+            answered += usize::from(want != Want::Nothing);
             work.push(Work { cache: &mut p.cache, ids, want });
         }
         if work.is_empty() {
             return Ok(());
         }
-        let answers = self.forward.extend(&mut work)?;
+        let mut answers = self.forward.extend(&mut work)?;
         let vocab = self.forward.vocab_size();
         let wanted = work.iter().filter(|w| w.want != Want::Nothing);
-        let fits = |(work, answer): (&Work<'_, F::Cache>, &Answer)| match answer {
-            Answer::Logits(row) => row.len() == vocab,
-            Answer::Token(..) => matches!(work.want, Want::Token(_)),
+        let fits = |(work, answer): (&Work<'_, F::Cache>, &Answer)| match (answer, work.want) {
+            (Answer::Logits(rows), Want::AllLogits) => rows.len() == vocab * work.ids.len(),
+            (Answer::Logits(row), _) => row.len() == vocab,
+            (Answer::Token(..), want) => matches!(want, Want::Token(_)),
         };
         if answers.len() != wanted.clone().count() || !wanted.zip(&answers).all(fits) {
             return Err(format!("the model gave {} answers that are not what was asked for", answers.len()));
         }
         self.counts.steps += 1;
-        self.counts.prefill_tokens += (self.config.prefill_tokens - budget) as u64;
-
-        let first = self.decoding.len();
-        let ready = self.prefills.extract_if(.., |p| p.done == p.prompt.len());
-        for (i, Prefill { prompt, key, cache, mut members, .. }) in (first..).zip(ready) {
-            self.counts.prefills += 1;
-            if let Some(key) = key.filter(|_| self.config.shared_prompts > 0)
-                && let Answer::Logits(logits) = &answers[i]
-            {
-                if self.shared.len() == self.config.shared_prompts {
-                    self.shared.pop_front();
-                }
-                let logits = logits.as_slice().into();
-                self.shared.push_back(Shared { key, prompt, cache: cache.clone(), logits });
-            }
-            let last = members.pop();
-            let forks = members.into_iter().map(|live| Decoding { live, cache: cache.clone(), row: Row::Step(i) });
-            self.decoding.extend(forks);
-            self.decoding.extend(last.map(|live| Decoding { live, cache, row: Row::Step(i) }));
-        }
+        self.counts.prefill_tokens += chunks.iter().sum::<usize>() as u64;
+        self.prefilled(chunks, &mut answers);
         self.draw(&answers);
         Ok(())
     }
 
-    /// Draws a token for every request that has a row to draw from, in parallel (every request has its own random
+    /// Goes on with the prompts after a step: what was asked of them is told, and those that are through begin to decode.
+    fn prefilled(&mut self, chunks: &[usize], answers: &mut [Answer]) {
+        let vocab = self.forward.vocab_size();
+        for (p, n) in self.prefills.iter_mut().zip(chunks).filter(|(_, n)| **n > 0) {
+            let first = p.members.first_mut().filter(|first| first.scores_prompt());
+            if let (Some(first), Some(Answer::Logits(rows))) = (first, p.answer.and_then(|i| answers.get_mut(i))) {
+                first.score_prompt(&self.forward, p.done - n + 1, rows);
+                // The last row is what the next token is drawn from.
+                rows.drain(..rows.len() - vocab);
+            }
+        }
+        let ready: Vec<_> = self.prefills.extract_if(.., |p| p.done == p.ids.len()).collect();
+        for Prefill { ids, cache, mut members, answer, .. } in ready {
+            self.counts.prefills += 1;
+            if let Some(live) = members.iter().find(|live| live.job.request.shared) {
+                self.prefixes.keep(live.job.request.cache_salt.clone(), ids.to_vec(), cache.clone());
+            }
+            members.iter_mut().for_each(|live| live.prompt_done(self.version));
+            let last = members.pop();
+            let forks = members.into_iter().map(|live| Decoding { live, cache: cache.clone(), answer });
+            self.decoding.extend(forks);
+            self.decoding.extend(last.map(|live| Decoding { live, cache, answer }));
+        }
+    }
+
+    /// Draws a token for every request that has an answer to draw from, in parallel (every request has its own random
     /// stream, so the order does not matter), and answers those that are done. Requests stay in `decoding` while they
     /// draw, so that a panicking callback loses none before the engine has said why.
     fn draw(&mut self, answers: &[Answer]) {
         let (forward, version, context) = (&self.forward, self.version, self.config.max_model_len);
-        let draw = |d: &mut Decoding<F::Cache>| match std::mem::replace(&mut d.row, Row::None) {
-            Row::None => 0,
-            Row::Step(i) => match &answers[i] {
-                Answer::Logits(row) => d.live.draw(forward, version, context, row),
-                Answer::Token(token, logprob) => d.live.take(version, context, *token, *logprob),
-            },
-            Row::Kept(row) => d.live.draw(forward, version, context, &row),
+        let draw = |d: &mut Decoding<F::Cache>| match d.answer.take().and_then(|i| answers.get(i)) {
+            Some(answer) => d.live.next(forward, version, context, answer),
+            None => 0,
         };
         self.counts.decode_tokens += match self.decoding.as_mut_slice() {
             [] => 0,
             [one] => draw(one),
             many => many.par_iter_mut().map(draw).sum(),
         };
-        let done: Vec<Live> =
-            self.decoding.extract_if(.., |d| d.live.outcome.is_some()).map(|Decoding { live, .. }| live).collect();
+        let done: Vec<_> = self.decoding.extract_if(.., |d| d.live.outcome.is_some()).collect();
         if done.is_empty() {
             return;
         }
-        for live in &done {
-            if live.job.reply.is_closed() {
-                self.counts.cancelled += 1;
-            } else {
-                self.counts.finished += u64::from(matches!(live.outcome, Some(Ok(_))));
+        let mut over = Vec::with_capacity(done.len());
+        for Decoding { live, cache, .. } in done {
+            let well = matches!(live.outcome, Some(Ok(_)));
+            match live.is_cancelled() {
+                true => self.counts.cancelled += 1,
+                false => self.counts.finished += u64::from(well),
             }
+            // What it leaves is the beginning of a next turn; the last token is not in the cache.
+            if well && live.began == Some(self.version) {
+                let mut ids = live.context();
+                ids.pop();
+                self.prefixes.keep(live.job.request.cache_salt.clone(), ids, cache);
+            }
+            over.push(live);
         }
         // Before the answers, so that whoever has one also sees it counted.
         self.publish();
-        for live in done {
-            live.answer(self.version);
-        }
+        over.into_iter().for_each(Live::end);
     }
 
     fn publish(&self) {
         let mut stats = self.published.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        *stats = Stats { running: self.running(), waiting: self.waiting.len(), version: self.version, ..self.counts };
-    }
-}
-
-impl Live {
-    fn new(job: Job) -> Self {
-        let rng = ChaCha8Rng::seed_from_u64(job.request.seed);
-        Live { job, rng, uniform: None, ids: Vec::new(), logprobs: Vec::new(), versions: None, outcome: None }
-    }
-
-    /// Sends the outcome to the caller; one who has gone away just now misses nothing.
-    fn answer(self, version: PolicyVersion) {
-        let Live { job, ids, logprobs, versions, outcome, .. } = self;
-        let Some(outcome) = outcome else { return };
-        let answer = outcome.and_then(|finish| {
-            Sampled::from_engine(ids, logprobs, versions.unwrap_or((version, version)), finish)
-                .map_err(|e| InferenceError::Failed { message: e.to_string() })
-        });
-        let _ = job.reply.send(answer);
-    }
-
-    /// The number that the next token is drawn by.
-    fn uniform(&mut self) -> f64 {
-        // 53 bits, so that the number is below 1.
-        *self.uniform.get_or_insert_with(|| (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64)
-    }
-
-    /// What the model is asked for: the token itself where no filter applies.
-    fn want(&mut self) -> Want {
-        let sampling = &self.job.request.sampling;
-        if !sampling.keeps_all() && sampling.temperature > 0.0 {
-            return Want::Logits;
-        }
-        let temperature = sampling.temperature;
-        Want::Token(Draw { temperature, uniform: self.uniform() })
-    }
-
-    /// Draws the next token from a row of logits. Returns how many tokens were drawn.
-    fn draw<F: Forward>(&mut self, forward: &F, version: PolicyVersion, context: usize, logits: &[f32]) -> u64 {
-        let uniform = self.uniform();
-        let sampling = &self.job.request.sampling;
-        let token = match draw(logits, sampling, uniform) {
-            Ok(token) => token,
-            Err(e) => {
-                self.outcome = Some(Err(e));
-                return 0;
-            }
+        *stats = Stats {
+            running: self.running(),
+            waiting: self.queued(),
+            cache_bytes: self.meter.bytes(),
+            paused: self.paused,
+            version: self.version,
+            ..self.counts
         };
-        let logprob = forward.logprob(logits, token, sampling.logprob_temperature());
-        self.take(version, context, token, logprob)
-    }
-
-    /// Takes a drawn token and decides whether it is the last. Returns how many tokens were taken.
-    fn take(&mut self, version: PolicyVersion, context: usize, token: TokenId, logprob: f32) -> u64 {
-        self.uniform = None;
-        let request = &self.job.request;
-        let sampling = &request.sampling;
-        if !logprob.is_finite() {
-            self.outcome = Some(Err(InferenceError::NonFiniteLogits { token, value: logprob }));
-            return 0;
-        }
-        self.ids.push(token);
-        self.logprobs.push(logprob);
-        self.versions = Some(self.versions.map_or((version, version), |(a, b)| (a.min(version), b.max(version))));
-        let room = context - request.prompt.len();
-        let limit = sampling.max_tokens.map_or(room, |n| n.min(room));
-        let stop_string = || request.decode.as_ref().and_then(|d| stop::find(&self.ids, &sampling.stop, d));
-        self.outcome = if sampling.stop_token_ids.contains(&token) {
-            Some(Ok(FinishReason::StopToken(token)))
-        } else if let Some(s) = stop_string() {
-            Some(Ok(FinishReason::StopString(s.to_string())))
-        } else if self.ids.len() >= limit {
-            Some(Ok(FinishReason::Length))
-        } else {
-            None
-        };
-        1
     }
 }
 

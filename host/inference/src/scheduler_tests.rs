@@ -2,7 +2,13 @@
 
 use super::*;
 use crate::SamplingParams;
+use crate::live::Job;
+use crate::request::{Class, Event, PromptDone, Request};
+use crate::sampler::draw;
+use prl_kernels::Held;
+use prl_types::{FinishReason, Sampled};
 use proptest::prelude::*;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 const VOCAB: usize = 13;
 
@@ -32,15 +38,32 @@ impl Hash {
     }
 }
 
+/// Ids with the weights they were seen under; one byte each, which clones share.
+#[derive(Clone)]
+struct Seen {
+    ids: Vec<(u64, TokenId, Arc<Held>)>,
+    meter: Meter,
+}
+
+impl Cached for Seen {
+    fn truncate(&mut self, len: usize) {
+        self.ids.truncate(len);
+    }
+
+    fn growth(&self, more: usize) -> usize {
+        more
+    }
+}
+
 impl Forward for Hash {
-    type Cache = Vec<(u64, TokenId)>;
+    type Cache = Seen;
 
     fn vocab_size(&self) -> usize {
         VOCAB
     }
 
-    fn new_cache(&self) -> Self::Cache {
-        Vec::new()
+    fn new_cache(&self, meter: &Meter) -> Seen {
+        Seen { ids: Vec::new(), meter: meter.clone() }
     }
 
     fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<prl_model::Answer>, String> {
@@ -49,11 +72,20 @@ impl Forward for Hash {
             if work.ids.is_empty() {
                 return Err("an item without ids".into());
             }
-            work.cache.extend(work.ids.iter().map(|id| (self.weights, *id)));
-            if work.want != Want::Nothing {
-                let seen = work.cache.iter().fold(self.weights, |h, (w, id)| mix(h ^ mix(*w) ^ u64::from(*id)));
-                let row = (0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0).collect::<Vec<f32>>();
-                answers.push(self.answer(work.want, row)?);
+            let past = work.cache.ids.len();
+            let held = |id: &TokenId| (self.weights, *id, Arc::new(work.cache.meter.hold(1)));
+            let new: Vec<_> = work.ids.iter().map(held).collect();
+            work.cache.ids.extend(new);
+            let row = |seen: &[(u64, TokenId, Arc<Held>)]| {
+                let seen = seen.iter().fold(self.weights, |h, (w, id, _)| mix(h ^ mix(*w) ^ u64::from(*id)));
+                (0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0).collect::<Vec<f32>>()
+            };
+            let ids = &work.cache.ids;
+            match work.want {
+                Want::Nothing => {}
+                Want::AllLogits => answers
+                    .push(prl_model::Answer::Logits((past + 1..=ids.len()).flat_map(|len| row(&ids[..len])).collect())),
+                want => answers.push(self.answer(want, row(ids))?),
             }
         }
         Ok(answers)
@@ -70,7 +102,7 @@ fn mix(x: u64) -> u64 {
     (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) ^ (x >> 31)
 }
 
-type Answer = oneshot::Receiver<Result<Sampled, InferenceError>>;
+type Events = UnboundedReceiver<Event>;
 
 struct Bench {
     scheduler: Scheduler<Hash>,
@@ -85,10 +117,10 @@ impl Bench {
         Bench { scheduler, stats }
     }
 
-    fn submit(&mut self, request: &Request) -> Answer {
-        let (reply, answer) = oneshot::channel();
-        self.scheduler.submit(Job { request: request.clone(), reply });
-        answer
+    fn submit(&mut self, request: &Request) -> Events {
+        let (events, inbox) = unbounded_channel();
+        self.scheduler.submit(Job { request: request.clone(), events });
+        inbox
     }
 
     fn update(&mut self, version: u64) {
@@ -106,8 +138,27 @@ impl Bench {
     }
 }
 
-fn take(mut answer: Answer) -> Sampled {
-    answer.try_recv().expect("answered").expect("sampled")
+/// The prompt's event, the tokens, and how it ended.
+fn all(mut events: Events) -> (PromptDone, Vec<crate::Drawn>, Result<FinishReason, InferenceError>) {
+    let (mut prompt, mut tokens) = (None, Vec::new());
+    loop {
+        match events.try_recv().expect("answered") {
+            Event::Prompt(done) => assert!(prompt.replace(done).is_none() && tokens.is_empty()),
+            Event::Token(drawn) => tokens.push(drawn),
+            Event::End(outcome) => {
+                assert!(events.try_recv().is_err());
+                return (prompt.unwrap_or_default(), tokens, outcome);
+            }
+        }
+    }
+}
+
+fn take(events: Events) -> Sampled {
+    let (_, tokens, outcome) = all(events);
+    let versions = tokens.iter().map(|drawn| drawn.version);
+    let versions = (versions.clone().min().unwrap(), versions.max().unwrap());
+    let (ids, logprobs) = tokens.iter().map(|drawn| (drawn.scored.id, drawn.scored.logprob)).unzip();
+    Sampled::from_engine(ids, logprobs, versions, outcome.unwrap()).unwrap()
 }
 
 fn config(max_batch: usize) -> EngineConfig {
@@ -119,8 +170,8 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: usize) -> Request {
     Request::new(prompt, sampling, seed)
 }
 
-fn grouped(prompt: &[TokenId], key: u64, seed: u64, max_tokens: usize) -> Request {
-    Request { prefix_key: Some(key), ..request(prompt, seed, max_tokens) }
+fn grouped(prompt: &[TokenId], seed: u64, max_tokens: usize) -> Request {
+    Request { shared: true, ..request(prompt, seed, max_tokens) }
 }
 
 fn alone(request: &Request) -> Sampled {
@@ -134,12 +185,13 @@ fn alone(request: &Request) -> Sampled {
 fn a_group_prefills_its_prompt_once_whenever_its_members_come() {
     let prompt: Vec<TokenId> = (0..12).collect();
     let mut bench = Bench::new(config(3));
-    let mut answers: Vec<_> = (0..6).map(|seed| bench.submit(&grouped(&prompt, 9, seed, 4))).collect();
+    let mut answers: Vec<_> = (0..6).map(|seed| bench.submit(&grouped(&prompt, seed, 4))).collect();
     bench.finish();
-    answers.extend((6..8).map(|seed| bench.submit(&grouped(&prompt, 9, seed, 4))));
+    answers.extend((6..8).map(|seed| bench.submit(&grouped(&prompt, seed, 4))));
     bench.finish();
     let stats = bench.stats();
-    assert_eq!((stats.prefills, stats.prefill_tokens, stats.forks), (1, 12, 7));
+    // Those that come later run the last token again, together.
+    assert_eq!((stats.prefills, stats.prefill_tokens, stats.forks), (3, 12 + 2, 7));
     assert_eq!((stats.decode_tokens, stats.finished, stats.running, stats.waiting), (32, 8, 0, 0));
     for (seed, answer) in answers.into_iter().enumerate() {
         assert_eq!(take(answer), alone(&request(&prompt, seed as u64, 4)));
@@ -147,35 +199,163 @@ fn a_group_prefills_its_prompt_once_whenever_its_members_come() {
 }
 
 #[test]
-fn the_key_shares_equal_prompts_only() {
-    let mut bench = Bench::new(config(4));
+fn equal_prompts_of_one_salt_are_shared_and_a_next_turn_goes_on_where_the_last_one_ended() {
+    let salted = |salt: &str| Request { cache_salt: Some(salt.into()), ..request(&[1, 2], 0, 2) };
+    let mut bench = Bench::new(config(5));
     let answers = [
-        bench.submit(&grouped(&[1, 2], 9, 0, 2)),
-        bench.submit(&grouped(&[1, 3], 9, 0, 2)),
-        bench.submit(&grouped(&[1, 2], 8, 0, 2)),
         bench.submit(&request(&[1, 2], 0, 2)),
+        bench.submit(&request(&[1, 3], 0, 2)),
+        bench.submit(&request(&[1, 2], 0, 2)),
+        bench.submit(&salted("a")),
+        bench.submit(&salted("b")),
     ];
     bench.finish();
-    assert_eq!(bench.stats().prefills, 4);
-    let [a, b, c, d] = answers.map(take);
-    assert_eq!(a, c);
-    assert_eq!(a, d);
+    assert_eq!((bench.stats().prefills, bench.stats().forks), (4, 1));
+    let [a, b, c, d, e] = answers.map(take);
+    assert_eq!((&a, &a, &a), (&c, &d, &e));
     assert_eq!(b, alone(&request(&[1, 3], 0, 2)));
+
+    let prompt: Vec<TokenId> = (0..40).map(|i| i % 13).collect();
+    let first = bench.submit(&request(&prompt, 1, 5));
+    bench.finish();
+    let next = [&prompt[..], take(first).ids(), &[1, 2, 3]].concat();
+    let before = bench.stats();
+    let second = bench.submit(&request(&next, 2, 3));
+    bench.finish();
+    // All but the last token that was drawn, and what is new.
+    assert_eq!(bench.stats().prefill_tokens - before.prefill_tokens, 4);
+    let (prompt, tokens, _) = all(second);
+    assert_eq!(prompt.cached_tokens, 44);
+    assert_eq!(tokens[0].scored.id, alone(&request(&next, 2, 3)).ids()[0]);
 }
 
 #[test]
-fn kept_prompts_are_bounded_and_the_oldest_goes_first() {
-    let mut bench = Bench::new(EngineConfig { shared_prompts: 1, ..config(1) });
-    for key in [1, 1, 2, 1] {
-        bench.submit(&grouped(&[1, 2, 3], key, 0, 1));
+fn what_is_kept_is_bounded() {
+    let mut bench = Bench::new(EngineConfig { kept_prefixes: 1, ..config(1) });
+    for _ in 0..4 {
+        bench.submit(&grouped(&[1, 2, 3], 0, 1));
     }
     // Nobody listens: cancelled before they run.
     bench.finish();
     assert_eq!((bench.stats().cancelled, bench.stats().prefills), (4, 0));
-    let answers: Vec<_> = [1, 1, 2, 1].map(|key| bench.submit(&grouped(&[1, 2, 3], key, 0, 1))).into_iter().collect();
+    let a: Vec<TokenId> = (0..40).map(|i| i % 13).collect();
+    let b: Vec<TokenId> = (1..41).map(|i| i % 13).collect();
+    let answers: Vec<_> = [&a, &a, &b, &a].map(|prompt| bench.submit(&request(prompt, 0, 1))).into_iter().collect();
     bench.finish();
-    assert_eq!(bench.stats().prefills, 3);
+    assert_eq!(bench.stats().prefill_tokens, 40 + 1 + 40 + 40);
     drop(answers);
+}
+
+#[test]
+fn who_came_last_gives_way_when_memory_runs_out() {
+    let prompt: Vec<TokenId> = (0..10).collect();
+    let mut bench = Bench::new(EngineConfig { cache_bytes: 40, ..config(3) });
+    let requests: Vec<Request> =
+        (0..3).map(|seed| request(&[&prompt[..], &[seed as u32]].concat(), seed, 20)).collect();
+    let answers: Vec<_> = requests.iter().map(|request| bench.submit(request)).collect();
+    while !bench.scheduler.is_idle() {
+        bench.scheduler.step().unwrap();
+        assert!(bench.stats().cache_bytes <= 40, "{:?}", bench.stats());
+    }
+    assert!(bench.stats().preempted > 0);
+    for (request, answer) in requests.iter().zip(answers) {
+        assert_eq!(take(answer), alone(request));
+    }
+    // One that needs more than there is fails, and nobody else with it.
+    let (long, short) = (bench.submit(&request(&prompt, 5, 50)), bench.submit(&request(&prompt, 6, 4)));
+    bench.finish();
+    assert_eq!(all(long).2, Err(InferenceError::CacheFull { budget: 40 }));
+    assert_eq!(take(short), alone(&request(&prompt, 6, 4)));
+    bench.update(1);
+    assert_eq!((bench.stats().cache_bytes, bench.stats().running), (0, 0));
+}
+
+#[test]
+fn classes_take_turns_and_each_keeps_its_order() {
+    let mut bench = Bench::new(config(1));
+    let mut submit = |class, n: usize| {
+        let requests = (0..n).map(|seed| Request { class, ..request(&[1], seed as u64, 1) });
+        requests.map(|request| bench.submit(&request)).collect::<Vec<_>>()
+    };
+    let (mut train, mut eval) = (submit(Class::Train, 4), submit(Class::Eval, 2));
+    let mut order = String::new();
+    while !bench.scheduler.is_idle() {
+        bench.scheduler.step().unwrap();
+        for (name, events) in [('t', &mut train), ('e', &mut eval)] {
+            let before = events.len();
+            events.retain_mut(|events| {
+                !matches!(std::iter::from_fn(|| events.try_recv().ok()).last(), Some(Event::End(_)))
+            });
+            order.extend(std::iter::repeat_n(name, before - events.len()));
+        }
+    }
+    assert_eq!(order, "tetett");
+}
+
+#[test]
+fn prompts_are_scored_like_what_follows_them() {
+    let long: Vec<TokenId> = (0..100).map(|i| i * 5 % 13).collect();
+    let mut bench = Bench::new(EngineConfig { prefill_tokens: 30, ..EngineConfig::new(2, 128) });
+    let mut scored = request(&long, 1, 3);
+    scored.sampling.prompt_logprobs = Some(2);
+    scored.sampling.logprobs = Some(3);
+    let plain = bench.submit(&request(&long, 1, 3));
+    let events = bench.submit(&scored);
+    bench.finish();
+    let (prompt, tokens, _) = all(events);
+    assert_eq!((prompt.cached_tokens, prompt.logprobs.len()), (0, 99));
+    assert_eq!(tokens.iter().map(|drawn| drawn.scored.id).collect::<Vec<_>>(), take(plain).ids());
+    let hash = Hash { weights: 0, draws: false };
+    for (at, scored) in prompt.logprobs.iter().chain(tokens.iter().map(|drawn| &drawn.scored)).enumerate() {
+        let ids: Vec<_> = long.iter().copied().chain(tokens.iter().map(|drawn| drawn.scored.id)).collect();
+        let mut cache = hash.new_cache(&Meter::default());
+        let row = hash.extend(&mut [Work { cache: &mut cache, ids: &ids[..=at], want: Want::Logits }]).unwrap();
+        let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
+        assert_eq!((scored.id, scored.logprob), (ids[at + 1], hash.logprob(row, ids[at + 1], 1.0)));
+        assert_eq!(scored.rank as usize, row.iter().filter(|x| **x > row[scored.id as usize]).count() + 1);
+        let best = row.iter().enumerate().fold(0, |best, (i, x)| if *x > row[best] { i } else { best });
+        assert_eq!((scored.top[0].0 as usize, scored.top.len()), (best, if at < 99 { 2 } else { 3 }));
+        assert!(scored.top.is_sorted_by(|a, b| a.1 >= b.1));
+    }
+}
+
+#[test]
+fn biases_and_the_least_length_change_what_is_drawn_and_not_its_logprob() {
+    let free = alone(&request(&[1], 3, 12));
+    let mut biased = request(&[1], 3, 4);
+    biased.sampling.logit_bias = vec![(7, 100.0)];
+    let biased = alone(&biased);
+    assert_eq!(biased.ids(), [7; 4]);
+    assert!(biased.logprobs().iter().all(|logprob| *logprob < -0.1));
+    let mut long = request(&[1], 3, 12);
+    long.sampling.stop_token_ids = vec![free.ids()[0]];
+    long.sampling.min_tokens = 5;
+    let long = alone(&long);
+    assert!(long.ids().len() >= 5 && !long.ids()[..4].contains(&free.ids()[0]));
+}
+
+#[test]
+fn a_pause_keeps_everything() {
+    let mut bench = Bench::new(config(2));
+    let answer = bench.submit(&request(&[1, 2], 3, 6));
+    (0..3).for_each(|_| bench.scheduler.step().unwrap());
+    bench.scheduler.pause(true);
+    assert!(bench.scheduler.is_idle() && bench.stats().paused);
+    let other = bench.submit(&request(&[1, 2], 4, 2));
+    bench.scheduler.pause(false);
+    bench.finish();
+    assert_eq!(take(answer), alone(&request(&[1, 2], 3, 6)));
+    assert_eq!(take(other), alone(&request(&[1, 2], 4, 2)));
+}
+
+#[test]
+fn too_many_that_wait_are_refused() {
+    let mut bench = Bench::new(EngineConfig { max_waiting: 2, ..config(1) });
+    let answers: Vec<_> = (0..3).map(|seed| bench.submit(&request(&[1], seed, 1))).collect();
+    bench.finish();
+    let ends: Vec<_> = answers.into_iter().map(|events| all(events).2).collect();
+    assert_eq!(ends[2], Err(InferenceError::Busy { waiting: 2 }));
+    assert!(ends[0].is_ok() && ends[1].is_ok());
 }
 
 #[test]
@@ -184,17 +364,17 @@ fn new_requests_never_see_old_weights_and_running_ones_go_on() {
     let cold = |seed| {
         let mut bench = Bench::new(config(1));
         bench.update(1);
-        let answer = bench.submit(&grouped(&prompt, 5, seed, 3));
+        let answer = bench.submit(&grouped(&prompt, seed, 3));
         bench.finish();
         take(answer)
     };
     let mut bench = Bench::new(config(8));
-    let old = bench.submit(&grouped(&prompt, 5, 1, 6));
+    let old = bench.submit(&grouped(&prompt, 1, 6));
     for _ in 0..4 {
         bench.scheduler.step().unwrap();
     }
     bench.update(1);
-    let new = bench.submit(&grouped(&prompt, 5, 2, 3));
+    let new = bench.submit(&grouped(&prompt, 2, 3));
     bench.finish();
     let old = take(old);
     assert_eq!(old.versions(), (PolicyVersion(0), PolicyVersion(1)));
@@ -205,7 +385,7 @@ fn new_requests_never_see_old_weights_and_running_ones_go_on() {
 
     // A prompt that is only half through when the weights change starts over.
     let mut bench = Bench::new(config(1));
-    let answer = bench.submit(&grouped(&prompt, 5, 3, 3));
+    let answer = bench.submit(&grouped(&prompt, 3, 3));
     bench.scheduler.step().unwrap();
     bench.update(1);
     bench.finish();
@@ -217,8 +397,8 @@ fn new_requests_never_see_old_weights_and_running_ones_go_on() {
 fn a_dropped_caller_frees_its_slot_and_its_group_goes_on() {
     let prompt: Vec<TokenId> = (0..9).collect();
     let mut bench = Bench::new(config(2));
-    let leader = bench.submit(&grouped(&prompt, 5, 0, 50));
-    let member = bench.submit(&grouped(&prompt, 5, 1, 3));
+    let leader = bench.submit(&grouped(&prompt, 0, 50));
+    let member = bench.submit(&grouped(&prompt, 1, 3));
     let queued = bench.submit(&request(&prompt, 2, 3));
     bench.scheduler.step().unwrap();
     assert_eq!((bench.stats().running, bench.stats().waiting), (2, 1));
@@ -264,7 +444,7 @@ fn logprobs_are_over_the_whole_vocabulary_whatever_is_filtered() {
         SamplingParams { temperature: 0.7, top_k: Some(2), top_p: 0.5, min_p: 0.1, ..filtered.sampling };
     let got = alone(&filtered);
     let hash = Hash { weights: 0, draws: DRAWS.get() };
-    let mut cache = hash.new_cache();
+    let mut cache = hash.new_cache(&Meter::default());
     let row = hash.extend(&mut [Work { cache: &mut cache, ids: &[1, 2], want: Want::Logits }]).unwrap();
     let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
     assert_eq!(got.logprobs()[0], hash.logprob(row, got.ids()[0], 0.7));
@@ -290,8 +470,16 @@ fn a_model_that_draws_itself_gives_the_same_tokens() {
 }
 
 /// Answers every row with the same token.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 struct Stubborn(f32);
+
+impl Cached for () {
+    fn truncate(&mut self, _: usize) {}
+
+    fn growth(&self, _: usize) -> usize {
+        0
+    }
+}
 
 impl Forward for Stubborn {
     type Cache = ();
@@ -300,13 +488,14 @@ impl Forward for Stubborn {
         VOCAB
     }
 
-    fn new_cache(&self) {}
+    fn new_cache(&self, _: &Meter) {}
 
     fn extend(&self, batch: &mut [Work<'_, ()>]) -> Result<Vec<prl_model::Answer>, String> {
         let answer = |w: &&mut Work<'_, ()>| match w.want {
             Want::Nothing => None,
             Want::Logits if self.0 == 0.0 => Some(prl_model::Answer::Token(1, -1.0)),
             Want::Logits => Some(prl_model::Answer::Logits(vec![0.0; VOCAB])),
+            Want::AllLogits => Some(prl_model::Answer::Logits(vec![0.0; VOCAB * w.ids.len()])),
             Want::Token(_) => Some(prl_model::Answer::Token(1, self.0)),
         };
         Ok(batch.iter_mut().filter_map(|w| answer(&w)).collect())
@@ -321,17 +510,20 @@ impl Forward for Stubborn {
 fn a_drawn_token_without_a_probability_ends_its_request_and_one_nobody_asked_for_ends_the_engine() {
     let run = |forward: Stubborn| {
         let mut scheduler = Scheduler::new(forward, PolicyVersion(0), EngineConfig::new(4, 64), Arc::default());
-        let (reply, answer) = oneshot::channel();
-        scheduler.submit(Job { request: request(&[1, 2], 3, 5), reply });
+        let (events, answer) = unbounded_channel();
+        let mut filtered = request(&[1, 2], 3, 5);
+        // A model that draws where it was asked for logits.
+        filtered.sampling.top_k = (forward.0 == 0.0).then_some(3);
+        scheduler.submit(Job { request: filtered, events });
         let mut ended = Ok(());
         while ended.is_ok() && !scheduler.is_idle() {
             ended = scheduler.step();
         }
         (ended, answer)
     };
-    let (ended, mut answer) = run(Stubborn(f32::NAN));
+    let (ended, answer) = run(Stubborn(f32::NAN));
     assert!(ended.is_ok());
-    assert!(matches!(answer.try_recv().unwrap(), Err(InferenceError::NonFiniteLogits { token: 1, .. })));
+    assert!(matches!(all(answer).2, Err(InferenceError::NonFiniteLogits { token: 1, .. })));
     let (ended, _) = run(Stubborn(0.0));
     assert!(ended.unwrap_err().contains("not what was asked for"));
 }
@@ -339,7 +531,9 @@ fn a_drawn_token_without_a_probability_ends_its_request_and_one_nobody_asked_for
 #[derive(Clone, Debug)]
 struct Plan {
     prompt: Vec<TokenId>,
-    key: Option<u64>,
+    shared: bool,
+    salt: Option<u8>,
+    eval: bool,
     seed: u64,
     max_tokens: usize,
     greedy: bool,
@@ -350,10 +544,20 @@ fn plan() -> impl Strategy<Value = Plan> {
     // Few different prompts and keys, so that sharing happens.
     let prompt = prop_oneof![
         prop::collection::vec(0..VOCAB as TokenId, 1..14),
-        (1usize..14).prop_map(|n| (0..n as TokenId).map(|i| i % VOCAB as TokenId).collect()),
+        (1usize..44).prop_map(|n| (0..n as TokenId).map(|i| i % VOCAB as TokenId).collect()),
     ];
-    (prompt, prop::option::of(0u64..3), any::<u64>(), 1usize..10, any::<bool>(), 0usize..12).prop_map(
-        |(prompt, key, seed, max_tokens, greedy, arrives)| Plan { prompt, key, seed, max_tokens, greedy, arrives },
+    let kind = (any::<bool>(), prop::option::of(0u8..2), any::<bool>(), any::<bool>());
+    (prompt, kind, any::<u64>(), 1usize..10, 0usize..12).prop_map(
+        |(prompt, (shared, salt, eval, greedy), seed, max_tokens, arrives)| Plan {
+            prompt,
+            shared,
+            salt,
+            eval,
+            seed,
+            max_tokens,
+            greedy,
+            arrives,
+        },
     )
 }
 
@@ -364,13 +568,14 @@ proptest! {
     #[test]
     fn tokens_do_not_depend_on_company(
         plans in prop::collection::vec(plan(), 1..12),
-        max_batch in 1usize..6, prefill_tokens in 1usize..20, shared_prompts in 0usize..3,
+        max_batch in 1usize..6, prefill_tokens in 1usize..20, kept_prefixes in 0usize..4, cache_bytes in 64usize..300,
     ) {
         let requests: Vec<Request> = plans
             .iter()
             .map(|p| {
                 let mut r = request(&p.prompt, p.seed, p.max_tokens);
-                r.prefix_key = p.key;
+                (r.shared, r.cache_salt) = (p.shared, p.salt.map(|salt| salt.to_string().into()));
+                r.class = if p.eval { Class::Eval } else { Class::Train };
                 r.sampling.stop_token_ids = vec![0];
                 if p.greedy {
                     r.sampling.temperature = 0.0;
@@ -379,8 +584,8 @@ proptest! {
             })
             .collect();
         let mut bench =
-            Bench::new(EngineConfig { prefill_tokens, shared_prompts, ..EngineConfig::new(max_batch, 64) });
-        let mut answers: Vec<Option<Answer>> = plans.iter().map(|_| None).collect();
+            Bench::new(EngineConfig { prefill_tokens, kept_prefixes, cache_bytes, ..EngineConfig::new(max_batch, 64) });
+        let mut answers: Vec<Option<Events>> = plans.iter().map(|_| None).collect();
         for step in 0..12 {
             for i in 0..plans.len() {
                 if plans[i].arrives == step {
@@ -388,7 +593,7 @@ proptest! {
                 }
             }
             bench.scheduler.step().unwrap();
-            prop_assert!(bench.stats().running <= max_batch);
+            prop_assert!(bench.stats().running <= max_batch && bench.stats().cache_bytes <= cache_bytes);
         }
         bench.finish();
         for (request, answer) in requests.iter().zip(answers) {

@@ -3,6 +3,7 @@
 use futures::executor::block_on;
 use futures::future::join_all;
 use prl_inference::{Engine, EngineConfig, InferenceError, Request, SamplingParams};
+use prl_kernels::Meter;
 use prl_model::{Answer, Cache, Decoder, Device, Extend, Kernels, Learner, ModelConfig, ModelError, Packed, Snapshot};
 use prl_types::{FinishReason, PolicyVersion, TokenId};
 use std::path::Path;
@@ -68,7 +69,7 @@ fn a_group_shares_one_prefill_and_new_weights_share_nothing() {
     let engine = engine(8);
     let handle = engine.handle();
     let prompt: Arc<[TokenId]> = (0..20).collect();
-    let group = |seed: u64| Request { prefix_key: Some(1), ..request(&prompt, seed, 5) };
+    let group = |seed: u64| Request { shared: true, ..request(&prompt, seed, 5) };
     let first = block_on(join_all((0..6).map(|s| handle.generate(group(s)))));
     assert_eq!((handle.stats().prefills, handle.stats().prefill_tokens), (1, 20));
     handle.update(snapshot(2), PolicyVersion(7)).unwrap();
@@ -120,8 +121,8 @@ impl Snapshot for Faulty {
         self.inner.config()
     }
 
-    fn new_cache(&self) -> Cache {
-        self.inner.new_cache()
+    fn new_cache(&self, meter: &Meter) -> Cache {
+        self.inner.new_cache(meter)
     }
 
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {

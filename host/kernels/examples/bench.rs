@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use prl_kernels::{
-    Dims, ExtendItem, Grads, KvCache, LayerView, Rope, WeightsView, backward, extend, forward, gemm_nn, gemm_nt,
+    Dims, ExtendItem, Grads, KvCache, LayerView, Meter, Rope, WeightsView, backward, extend, forward, gemm_nn, gemm_nt,
     gemm_tn_acc, head_backward, head_stats, isa, log_softmax_at,
 };
 
@@ -175,10 +175,10 @@ impl Model {
         let w = self.view();
         let mut rng = Rng(4);
         let prompts: Vec<Vec<u32>> = (0..sequences).map(|_| rng.ids(prompt, self.dims.vocab)).collect();
-        let mut caches: Vec<KvCache> = prompts.iter().map(|_| KvCache::new(&self.dims)).collect();
+        let mut caches: Vec<KvCache> = prompts.iter().map(|_| KvCache::new(&self.dims, &Meter::default())).collect();
         let start = Instant::now();
         let mut items: Vec<ExtendItem<'_>> =
-            caches.iter_mut().zip(&prompts).map(|(cache, ids)| ExtendItem { cache, ids, want_logits: false }).collect();
+            caches.iter_mut().zip(&prompts).map(|(cache, ids)| ExtendItem { cache, ids, logits: 0 }).collect();
         extend(&w, &mut items);
         let prefill = start.elapsed().as_secs_f64();
         let mut all = Vec::new();
@@ -188,7 +188,7 @@ impl Model {
             let mut items: Vec<ExtendItem<'_>> = caches
                 .iter_mut()
                 .zip(next.chunks_exact(1))
-                .map(|(cache, ids)| ExtendItem { cache, ids, want_logits: true })
+                .map(|(cache, ids)| ExtendItem { cache, ids, logits: 1 })
                 .collect();
             let logits = extend(&w, &mut items);
             let mut sum = 0.0;

@@ -173,7 +173,8 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024, tokens: 0 };
     let made = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?.weights()?;
     let sampling = Sampling::new(c.clone(), made, Workspace::default())?;
-    let mut caches: Vec<_> = (0..batch).map(|_| sampling.new_cache()).collect();
+    let meter = prl_kernels::Meter::default();
+    let mut caches: Vec<_> = (0..batch).map(|_| sampling.new_cache(&meter)).collect();
     let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
     let start = Instant::now();
     for chunk in caches.chunks_mut(16) {

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use crate::attention::{KEY_BLOCK, PackedHead, QUERY_BLOCK, Rows, Scratch, attend, block_sizes, padded};
 use crate::forward::{Rest, check_ids, embed_rows, finish_layer};
 use crate::gemm::nt;
+use crate::meter::{Held, Meter};
 use crate::rows::{RopeTable, heads_rows, norm_rows};
 use crate::shared::Shared;
 use crate::weights::{Dims, WeightsView};
@@ -19,21 +20,32 @@ const SPLIT_SEQUENCES_MAX: usize = 16 << 20;
 /// Fewest new tokens that are worth a thread of their own: one narrow tile.
 const SPLIT_TOKENS_MIN: usize = 8;
 
-/// Keys and values of one sequence. Cloning forks it: full blocks are shared until one side changes them.
+/// Keys and values of one sequence. Cloning forks it: blocks are shared until one side changes them.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
     len: usize,
-    /// Each holds [`KEY_BLOCK`] positions of all layers: `[layer][kv head][keys | values]`.
-    blocks: Vec<Arc<Vec<f32>>>,
+    blocks: Vec<Arc<Block>>,
+    meter: Meter,
+}
+
+/// [`KEY_BLOCK`] positions of all layers: `[layer][kv head][keys | values]`.
+#[derive(Clone, Debug)]
+struct Block {
+    values: Vec<f32>,
+    _held: Held,
 }
 
 impl KvCache {
-    /// An empty cache for a decoder of these dimensions.
-    pub fn new(dims: &Dims) -> Self {
-        Self { layers: dims.layers, kv_heads: dims.kv_heads, head_dim: dims.head_dim, len: 0, blocks: Vec::new() }
+    /// Positions of a block, the unit in which room is taken and shared.
+    pub const BLOCK: usize = KEY_BLOCK;
+
+    /// An empty cache for a decoder of these dimensions, which counts what it takes on `meter`.
+    pub fn new(dims: &Dims, meter: &Meter) -> Self {
+        let Dims { layers, kv_heads, head_dim, .. } = *dims;
+        Self { layers, kv_heads, head_dim, len: 0, blocks: Vec::new(), meter: meter.clone() }
     }
 
     /// Positions held.
@@ -52,9 +64,11 @@ impl KvCache {
         self.blocks.truncate(self.len.div_ceil(KEY_BLOCK));
     }
 
-    /// Bytes that this cache's blocks take, shared ones included.
-    pub fn bytes(&self) -> usize {
-        self.blocks.len() * self.block_len() * size_of::<f32>()
+    /// Bytes that `more` positions would take: of new blocks, and of a shared one that they would change.
+    pub fn growth(&self, more: usize) -> usize {
+        let new = (self.len + more).div_ceil(KEY_BLOCK) - self.blocks.len();
+        let changed = self.blocks.get(self.len / KEY_BLOCK).filter(|block| more > 0 && Arc::strong_count(block) > 1);
+        (new + usize::from(changed.is_some())) * self.block_len() * size_of::<f32>()
     }
 
     fn head_len(&self) -> usize {
@@ -70,9 +84,13 @@ impl KvCache {
     fn reserve(&mut self, more: usize) -> Vec<Shared<'static, f32>> {
         let first = self.len / KEY_BLOCK;
         let (len, need) = (self.block_len(), (self.len + more).div_ceil(KEY_BLOCK));
-        self.blocks.resize_with(need, || Arc::new(vec![0.0; len]));
-        let pointer = |(i, b): (usize, &mut Arc<Vec<f32>>)| {
-            Shared::of(if i >= first { Arc::make_mut(b).as_mut_ptr() } else { b.as_ptr().cast_mut() })
+        let new = || Block { values: vec![0.0; len], _held: self.meter.hold(len * size_of::<f32>()) };
+        self.blocks.resize_with(need, || Arc::new(new()));
+        let pointer = |(i, b): (usize, &mut Arc<Block>)| {
+            Shared::of(match i >= first {
+                true => Arc::make_mut(b).values.as_mut_ptr(),
+                false => b.values.as_ptr().cast_mut(),
+            })
         };
         self.blocks.iter_mut().enumerate().map(pointer).collect()
     }
@@ -84,8 +102,8 @@ pub struct ExtendItem<'a> {
     pub cache: &'a mut KvCache,
     /// New tokens, at least one.
     pub ids: &'a [u32],
-    /// Whether the logits after the last of them are wanted.
-    pub want_logits: bool,
+    /// After how many of them, counted from the last, logits are wanted.
+    pub logits: usize,
 }
 
 /// One sequence while a call runs.
@@ -94,7 +112,7 @@ struct Sequence<'a> {
     first_row: usize,
     past: usize,
     blocks: Vec<Shared<'static, f32>>,
-    want_logits: bool,
+    logits: usize,
 }
 
 /// Keys and values of one layer and head of a sequence.
@@ -114,15 +132,15 @@ impl PackedHead for CachedHead<'_> {
     }
 }
 
-/// Appends each item's tokens to its cache and returns the logits after the last token of the items that want them,
-/// [wanting items, vocab], in the order of the items. Prefill and decode may be mixed; the bits of an item's logits
+/// Appends each item's tokens to its cache and returns the logits after the last tokens of the items that want them,
+/// [wanted tokens, vocab], in the order of the items and their tokens. Prefill and decode may be mixed; the bits of an item's logits
 /// depend on its own tokens only. Weights must have passed [`WeightsView::validate`].
 ///
 /// # Panics
 /// If an item has no tokens, an id is outside the vocabulary, or a cache was made for other dimensions.
 pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
     let d = w.dims;
-    let wanted = batch.iter().filter(|i| i.want_logits).count();
+    let wanted: usize = batch.iter().map(|i| i.logits.min(i.ids.len())).sum();
     let mut logits = vec![0.0f32; wanted * d.vocab];
     let mut sequences = Vec::with_capacity(batch.len());
     for item in batch.iter_mut() {
@@ -134,7 +152,7 @@ pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
         let past = c.len;
         let blocks = item.cache.reserve(item.ids.len());
         item.cache.len += item.ids.len();
-        sequences.push(Sequence { ids: item.ids, first_row: 0, past, blocks, want_logits: item.want_logits });
+        sequences.push(Sequence { ids: item.ids, first_row: 0, past, blocks, logits: item.logits.min(item.ids.len()) });
     }
     let threads = rayon::current_num_threads();
     let tokens: usize = sequences.iter().map(|s| s.ids.len()).sum();
@@ -144,7 +162,7 @@ pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
         let mut rest = logits.as_mut_slice();
         let mut tasks = Vec::with_capacity(groups.len());
         for group in groups {
-            let own = group.iter().filter(|s| s.want_logits).count() * d.vocab;
+            let own = group.iter().map(|s| s.logits).sum::<usize>() * d.vocab;
             let (mine, others) = rest.split_at_mut(own);
             rest = others;
             tasks.push((group, mine));
@@ -234,8 +252,8 @@ fn run(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'_>], logi
         }
         finish_layer(parallel, d, layer, &attn, &mut x, &mut buffers);
     }
-    let wanted: Vec<usize> =
-        sequences.iter().filter(|s| s.want_logits).map(|s| s.first_row + s.ids.len() - 1).collect();
+    let last = |s: &Sequence<'_>| (s.first_row + s.ids.len() - s.logits)..(s.first_row + s.ids.len());
+    let wanted: Vec<usize> = sequences.iter().flat_map(last).collect();
     let mut hidden = vec![0.0f32; wanted.len() * h];
     for (to, row) in hidden.chunks_exact_mut(h).zip(&wanted) {
         norm_rows(&x[row * h..][..h], w.final_norm, d.norm_eps, to);

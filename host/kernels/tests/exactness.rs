@@ -4,7 +4,7 @@ mod common;
 
 use common::{Family, Model, Rng, dims};
 use prl_kernels::{
-    Dims, ExtendItem, Grads, KvCache, backward, extend, forward, gemm_nn, gemm_nt, gemm_tn_acc, head_backward,
+    Dims, ExtendItem, Grads, KvCache, Meter, backward, extend, forward, gemm_nn, gemm_nt, gemm_tn_acc, head_backward,
     head_stats, log_softmax_at,
 };
 use proptest::prelude::*;
@@ -94,7 +94,7 @@ proptest! {
         }
         // Batched through caches in random pieces, mixed prefill and decode.
         for threads in [1usize, 2, 3] {
-            let mut caches: Vec<KvCache> = lens.iter().map(|_| KvCache::new(d)).collect();
+            let mut caches: Vec<KvCache> = lens.iter().map(|_| KvCache::new(d, &Meter::default())).collect();
             let longest = if threads == 3 { 1 } else { 40 };
             while caches.iter().zip(&lens).any(|(c, n)| c.len() < *n) {
                 let mut ends = vec![];
@@ -109,7 +109,7 @@ proptest! {
                     if want_logits {
                         ends.push(start + have + take - 1);
                     }
-                    items.push(ExtendItem { cache, ids: &ids[start + have..start + have + take], want_logits });
+                    items.push(ExtendItem { cache, ids: &ids[start + have..start + have + take], logits: usize::from(want_logits) });
                 }
                 let got = with_threads(threads, || extend(&w, &mut items));
                 prop_assert_eq!(got.len(), ends.len() * d.vocab);
@@ -138,14 +138,14 @@ fn large_decoder_agrees() {
     let hidden = forward(&w, &ids, &lens).hidden().to_vec();
     let stats = head_stats(&w, &hidden, &labels, &[0.7; 70], 1024);
     for threads in [1, 2] {
-        let mut caches = [KvCache::new(d), KvCache::new(d)];
+        let mut caches = [KvCache::new(d, &Meter::default()), KvCache::new(d, &Meter::default())];
         let [a, b] = &mut caches;
         let mut items = [
-            ExtendItem { cache: a, ids: &ids[..37], want_logits: true },
-            ExtendItem { cache: b, ids: &ids[37..69], want_logits: false },
+            ExtendItem { cache: a, ids: &ids[..37], logits: 1 },
+            ExtendItem { cache: b, ids: &ids[37..69], logits: 0 },
         ];
         let first = with_threads(threads, || extend(&w, &mut items));
-        let mut items = [ExtendItem { cache: b, ids: &ids[69..], want_logits: true }];
+        let mut items = [ExtendItem { cache: b, ids: &ids[69..], logits: 1 }];
         let second = with_threads(threads, || extend(&w, &mut items));
         for (row, t) in [(&first, 36), (&second, 69)] {
             assert_eq!(log_softmax_at(row, 0.7, labels[t]).logprob.to_bits(), stats.logprob[t].to_bits());
@@ -160,13 +160,13 @@ fn forks_and_truncation() {
     let w = model.view();
     let mut rng = Rng(4);
     let prompt = rng.ids(45, 50);
-    let step = |cache: &mut KvCache, ids: &[u32]| extend(&w, &mut [ExtendItem { cache, ids, want_logits: true }]);
-    let mut trunk = KvCache::new(&model.dims);
+    let step = |cache: &mut KvCache, ids: &[u32]| extend(&w, &mut [ExtendItem { cache, ids, logits: 1 }]);
+    let mut trunk = KvCache::new(&model.dims, &Meter::default());
     step(&mut trunk, &prompt);
     let mut fork = trunk.clone();
     let (left, right) = (step(&mut trunk, &[1, 2, 3]), step(&mut fork, &[4, 5, 6]));
     for (tail, got) in [([1, 2, 3], left.clone()), ([4, 5, 6], right)] {
-        let mut fresh = KvCache::new(&model.dims);
+        let mut fresh = KvCache::new(&model.dims, &Meter::default());
         let ids = [prompt.as_slice(), tail.as_slice()].concat();
         assert_eq!(bits(&step(&mut fresh, &ids)), bits(&got));
     }

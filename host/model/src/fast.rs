@@ -3,12 +3,12 @@
 
 use crate::learner::{Passes, Rows, inverse};
 use crate::sample::{CacheKind, answers, check_ids};
-use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot, Want};
+use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use prl_kernels::{Activations, Dims, ExtendItem, Grads, HeadStats, KvCache, LayerView, Rope, WeightsView};
+use prl_kernels::{Activations, Dims, ExtendItem, Grads, HeadStats, KvCache, LayerView, Meter, Rope, WeightsView};
 use prl_types::TokenId;
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ fn contiguous<const D: usize>(tensor: Tensor<D>) -> Result<FlexTensor, ModelErro
 /// Keys and values of one sequence, and the model they are of.
 #[derive(Clone)]
 pub(crate) struct Kv {
-    cache: KvCache,
+    pub(crate) cache: KvCache,
     /// Layers, key/value heads, head width.
     shape: [usize; 3],
 }
@@ -128,9 +128,9 @@ impl Snapshot for FastSnapshot {
         &self.config
     }
 
-    fn new_cache(&self) -> Cache {
+    fn new_cache(&self, meter: &Meter) -> Cache {
         let dims = &self.weights.dims;
-        Cache(CacheKind::Fast(Kv { cache: KvCache::new(dims), shape: cache_shape(dims) }))
+        Cache(CacheKind::Fast(Kv { cache: KvCache::new(dims, meter), shape: cache_shape(dims) }))
     }
 
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
@@ -146,9 +146,10 @@ impl Snapshot for FastSnapshot {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, &self.config)?;
-            items.push(ExtendItem { cache, ids: item.ids, want_logits: item.want != Want::Nothing });
+            items.push(ExtendItem { cache, ids: item.ids, logits: item.want.logits(item.ids.len()) });
         }
-        Ok(answers(&prl_kernels::extend(&self.weights.view(), &mut items), self.config.vocab_size))
+        let logits = prl_kernels::extend(&self.weights.view(), &mut items);
+        Ok(answers(&logits, self.config.vocab_size, items.iter().map(|item| item.logits)))
     }
 
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {

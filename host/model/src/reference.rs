@@ -8,21 +8,49 @@ mod passes;
 pub(crate) use passes::ReferencePasses;
 
 use crate::sample::{CacheKind, answers, check_ids};
-use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot, Want};
+use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot};
 use body::{Body, Past};
 use burn::tensor::Tensor;
+use prl_kernels::{Held, Meter};
 use prl_types::TokenId;
 
-/// Keys and values of one sequence: per layer a pair of `[kv_heads, len, head_dim]`.
-#[derive(Clone, Default)]
+/// Keys and values of one sequence: per layer a pair of `[kv_heads, len, head_dim]`. A clone counts anew: tensors are made
+/// anew with every token.
+#[derive(Clone)]
 pub(crate) struct Kv {
     layers: Vec<(Tensor<3>, Tensor<3>)>,
     len: usize,
+    /// Bytes of a token.
+    width: usize,
+    meter: Meter,
+    held: Held,
 }
 
 impl Kv {
+    fn new(config: &ModelConfig, meter: &Meter) -> Self {
+        let width = 2 * config.layers * config.kv_heads * config.head_dim * size_of::<f32>();
+        Kv { layers: Vec::new(), len: 0, width, meter: meter.clone(), held: meter.hold(0) }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) {
+        if len < self.len {
+            let cut = |x: &Tensor<3>| x.clone().narrow(1, 0, len);
+            let layers =
+                if len == 0 { Vec::new() } else { self.layers.iter().map(|(k, v)| (cut(k), cut(v))).collect() };
+            self.set(layers, len);
+        }
+    }
+
+    pub(crate) fn growth(&self, more: usize) -> usize {
+        more * self.width
+    }
+
+    fn set(&mut self, layers: Vec<(Tensor<3>, Tensor<3>)>, len: usize) {
+        (self.layers, self.len, self.held) = (layers, len, self.meter.hold(len * self.width));
     }
 }
 
@@ -42,8 +70,8 @@ impl Snapshot for ReferenceSnapshot {
         self.decoder.config()
     }
 
-    fn new_cache(&self) -> Cache {
-        Cache(CacheKind::Reference(Kv::default()))
+    fn new_cache(&self, meter: &Meter) -> Cache {
+        Cache(CacheKind::Reference(Kv::new(self.config(), meter)))
     }
 
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
@@ -76,10 +104,10 @@ impl Snapshot for ReferenceSnapshot {
         let mut end = 0;
         for (item, past) in batch.iter_mut().zip(pasts) {
             end += item.ids.len();
-            if item.want != Want::Nothing {
-                last.push((end - 1) as i32);
+            last.extend((end - item.want.logits(item.ids.len())..end).map(|row| row as i32));
+            if let CacheKind::Reference(kv) = &mut item.cache.0 {
+                kv.set(past.layers, past.len);
             }
-            item.cache.0 = CacheKind::Reference(Kv { layers: past.layers, len: past.len });
         }
         if last.is_empty() {
             return Ok(Vec::new());
@@ -87,7 +115,8 @@ impl Snapshot for ReferenceSnapshot {
         let rows = hidden.select(0, Tensor::from_ints(&last[..], &self.decoder.device()));
         let logits = rows.matmul(self.decoder.head().val().transpose());
         let logits = logits.try_into_vec_as::<f32>().map_err(ModelError::execution)?;
-        Ok(answers(&logits, self.config().vocab_size))
+        let rows = batch.iter().map(|item| item.want.logits(item.ids.len()));
+        Ok(answers(&logits, self.config().vocab_size, rows))
     }
 
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {

@@ -2,6 +2,7 @@
 //! these terms; must not know requests, filters or training.
 
 use crate::{Decoder, Kernels, ModelConfig, ModelError, fast, reference};
+use prl_kernels::Meter;
 use prl_types::TokenId;
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ pub trait Snapshot: Send + Sync {
     /// The model's shape.
     fn config(&self) -> &ModelConfig;
 
-    /// An empty key/value cache for one sequence of this model.
-    fn new_cache(&self) -> Cache;
+    /// An empty key/value cache for one sequence of this model, which counts what it takes on `meter`.
+    fn new_cache(&self, meter: &Meter) -> Cache;
 
     /// Runs each item's `ids` behind what its cache holds and leaves them in the cache. Returns what the items that want
     /// something want of the token that follows, in order.
@@ -42,6 +43,8 @@ pub enum Want {
     Nothing,
     /// Its logits.
     Logits,
+    /// The logits after every one of its tokens.
+    AllLogits,
     /// A token drawn from all of it; an implementation that does not draw answers with the logits.
     Token(Draw),
 }
@@ -58,15 +61,31 @@ pub struct Draw {
 /// The answer to a [`Want`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// `[vocab]`.
+    /// `[vocab]`, or `[tokens, vocab]` where all were wanted.
     Logits(Vec<f32>),
     /// A drawn token, and its log-probability as [`Snapshot::logprob`] defines it; NaN where the logits were not sound.
     Token(TokenId, f32),
 }
 
-/// Rows of logits as answers.
-pub(crate) fn answers(logits: &[f32], vocab: usize) -> Vec<Answer> {
-    logits.chunks_exact(vocab).map(|row| Answer::Logits(row.to_vec())).collect()
+impl Want {
+    /// After how many of an item's last tokens logits are wanted.
+    pub(crate) fn logits(self, tokens: usize) -> usize {
+        match self {
+            Want::Nothing => 0,
+            Want::Logits | Want::Token(_) => 1,
+            Want::AllLogits => tokens,
+        }
+    }
+}
+
+/// Rows of logits as answers, of so many rows each.
+pub(crate) fn answers(mut logits: &[f32], vocab: usize, rows: impl Iterator<Item = usize>) -> Vec<Answer> {
+    let take = |rows: usize| {
+        let (own, rest) = logits.split_at(rows * vocab);
+        logits = rest;
+        Answer::Logits(own.to_vec())
+    };
+    rows.filter(|rows| *rows > 0).map(take).collect()
 }
 
 /// Keys and values of one sequence. A clone is a fork: both continue from the same prefix without touching each other.
@@ -99,6 +118,30 @@ impl Cache {
     /// Whether no token is held.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Forgets all tokens from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        match &mut self.0 {
+            CacheKind::Fast(kv) => kv.cache.truncate(len),
+            CacheKind::Reference(kv) => kv.truncate(len),
+            #[cfg(feature = "cuda")]
+            CacheKind::Half(kv) => kv.truncate(len),
+            #[cfg(feature = "cuda")]
+            CacheKind::Exact(kv) => kv.truncate(len),
+        }
+    }
+
+    /// Bytes that `more` tokens would take.
+    pub fn growth(&self, more: usize) -> usize {
+        match &self.0 {
+            CacheKind::Fast(kv) => kv.cache.growth(more),
+            CacheKind::Reference(kv) => kv.growth(more),
+            #[cfg(feature = "cuda")]
+            CacheKind::Half(kv) => kv.growth(more),
+            #[cfg(feature = "cuda")]
+            CacheKind::Exact(kv) => kv.growth(more),
+        }
     }
 }
 

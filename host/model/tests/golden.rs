@@ -4,6 +4,7 @@ mod common;
 
 use burn::optim::AdamWConfig;
 use common::{Expected, FIXTURES, load, max_difference, relative_error};
+use prl_kernels::Meter;
 use prl_model::{
     Answer, Cache, Decoder, Extend, HostLearner, Kernels, Learner, Packed, ParamRef, Snapshot, Stepper, Want,
 };
@@ -21,7 +22,7 @@ fn rows(answers: Vec<Answer>) -> Vec<f32> {
 
 /// Logits of every token of one document, in pieces of the given lengths.
 fn logits(snapshot: &dyn Snapshot, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
-    let mut cache = snapshot.new_cache();
+    let mut cache = snapshot.new_cache(&Meter::default());
     let (mut out, mut start) = (Vec::new(), 0);
     for piece in pieces {
         let item = Extend { cache: &mut cache, ids: &ids[start..start + piece], want: Want::Logits };
@@ -160,12 +161,12 @@ fn sequences_of_a_batch_do_not_see_each_other_and_forks_share_a_prefix() {
     for kernels in BOTH {
         let decoder = load("qwen3");
         let snapshot = decoder.snapshot(kernels).unwrap();
-        let mut prompt = snapshot.new_cache();
+        let mut prompt = snapshot.new_cache(&Meter::default());
         assert!(prompt.is_empty());
         let silent =
             snapshot.extend(&mut [Extend { cache: &mut prompt, ids: &[5, 6, 7], want: Want::Nothing }]).unwrap();
         assert!(silent.is_empty());
-        let (mut a, mut b, mut c) = (prompt.clone(), prompt.clone(), snapshot.new_cache());
+        let (mut a, mut b, mut c) = (prompt.clone(), prompt.clone(), snapshot.new_cache(&Meter::default()));
         let together = snapshot
             .extend(&mut [
                 Extend { cache: &mut a, ids: &[8], want: Want::Logits },
@@ -234,8 +235,8 @@ fn misuse_is_an_error_not_a_panic() {
         let decoder = load("llama");
         let snapshot = decoder.snapshot(kernels).unwrap();
         let other = if kernels == Kernels::Fast { Kernels::Reference } else { Kernels::Fast };
-        let mut foreign: Cache = decoder.snapshot(other).unwrap().new_cache();
-        let mut cache = snapshot.new_cache();
+        let mut foreign: Cache = decoder.snapshot(other).unwrap().new_cache(&Meter::default());
+        let mut cache = snapshot.new_cache(&Meter::default());
         let extend = |cache: &mut Cache, ids: &[u32]| {
             snapshot.extend(&mut [Extend { cache, ids, want: Want::Logits }]).unwrap_err().to_string()
         };

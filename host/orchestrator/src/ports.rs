@@ -35,8 +35,10 @@ pub struct SampleRequest {
     pub stop_token_ids: Arc<[TokenId]>,
     /// Seed of this turn: a function of run seed, group, member and turn.
     pub seed: u64,
-    /// Requests with the same key have the same prompt; set on the first turn of a group's members.
-    pub prefix_key: Option<u64>,
+    /// Whether others have the same prompt: on the first turn of a group's members.
+    pub shared_prompt: bool,
+    /// Whether it is for an evaluation.
+    pub eval: bool,
 }
 
 /// Why a turn was not sampled.

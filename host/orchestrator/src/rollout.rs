@@ -47,7 +47,6 @@ pub(crate) struct Plan {
     pub group_size: u32,
     pub task: Arc<Task>,
     pub seed: u64,
-    pub prefix_key: Option<u64>,
     pub step: Step,
     pub version: PolicyVersion,
 }
@@ -317,7 +316,8 @@ async fn sample(
         max_tokens,
         stop_token_ids: parts.renderer.stop_token_ids(),
         seed: derive(plan.seed, "turn", u64::from(turn), 0),
-        prefix_key: plan.prefix_key.filter(|_| turn == 0),
+        shared_prompt: plan.group_size > 1 && turn == 0,
+        eval: plan.purpose == Purpose::Eval,
     };
     let clock = Clock::start();
     let sampled = parts.policy.sample(request).await;

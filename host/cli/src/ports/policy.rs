@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_inference::{Decode, Handle, InferenceError, Request, SamplingParams};
+use prl_inference::{Class, Decode, Handle, InferenceError, Request, SamplingParams};
 use prl_model::Snapshot;
 use prl_orchestrator::{Policy, PolicyError, SampleRequest};
 use prl_types::{PolicyVersion, Sampled};
@@ -49,12 +49,15 @@ impl Policy for EnginePolicy {
             max_tokens: Some(request.max_tokens),
             stop_token_ids: request.stop_token_ids.to_vec(),
             stop: request.sampling.stop,
+            ..SamplingParams::default()
         };
         let answer = self.engine.generate(Request {
             prompt: request.prompt,
             sampling,
             seed: request.seed,
-            prefix_key: request.prefix_key,
+            shared: request.shared_prompt,
+            cache_salt: None,
+            class: if request.eval { Class::Eval } else { Class::Train },
             decode: Some(self.decode.clone()),
         });
         answer.map(|result| result.map_err(policy_error)).boxed()

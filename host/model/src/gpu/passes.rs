@@ -7,11 +7,11 @@ use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 use crate::learner::{GpuPasses, Rows, inverse};
 use crate::sample::{CacheKind, check_ids};
 use crate::{Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Snapshot, Want};
-use prl_kernels::Rope;
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
 };
 use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, UsedBytes, bf16};
+use prl_kernels::{Meter, Rope};
 use prl_types::TokenId;
 use std::path::Path;
 use std::sync::Arc;
@@ -282,8 +282,8 @@ impl<T: Stored> Snapshot for Sampled<T> {
         &self.config
     }
 
-    fn new_cache(&self) -> Cache {
-        Cache(T::wrap(self.sampling.new_cache()))
+    fn new_cache(&self, meter: &Meter) -> Cache {
+        Cache(T::wrap(self.sampling.new_cache(meter)))
     }
 
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
@@ -299,6 +299,7 @@ impl<T: Stored> Snapshot for Sampled<T> {
             let want = match item.want {
                 Want::Nothing => decoder::Want::Nothing,
                 Want::Logits => decoder::Want::Logits,
+                Want::AllLogits => decoder::Want::AllLogits,
                 Want::Token(Draw { temperature, uniform }) => decoder::Want::Token {
                     inv_temp: inverse(temperature),
                     uniform: if temperature == 0.0 { -1.0 } else { uniform },

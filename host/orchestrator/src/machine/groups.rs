@@ -140,7 +140,6 @@ impl Machine {
                 group_size: size,
                 task,
                 seed: derive(group.seed, "member", u64::from(member), 0),
-                prefix_key: (size > 1).then(|| derive(group.seed, "prefix", 0, 0)),
                 step: group.step,
                 version: group.version,
             };
@@ -171,7 +170,6 @@ impl Machine {
                         group_size: 0,
                         task: task.clone(),
                         seed: 0,
-                        prefix_key: None,
                         step: group.step,
                         version: group.version,
                     };

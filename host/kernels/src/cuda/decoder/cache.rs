@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 use crate::cuda::context::driver;
 use crate::cuda::{Context, CudaError, CudaSlice, Element, holds};
+use crate::{Held, Meter};
 
 /// Positions of the smallest block; every larger one is a power of two times this.
 const SMALLEST: usize = 256;
@@ -16,17 +17,18 @@ const SMALLEST: usize = 256;
 /// of the two grows.
 #[derive(Clone)]
 pub struct Cache<T> {
-    block: Option<Arc<CudaSlice<T>>>,
+    block: Option<Arc<(CudaSlice<T>, Held)>>,
     capacity: usize,
     len: usize,
     /// Layers times two, and the width of a position.
     shape: [usize; 2],
+    meter: Meter,
 }
 
 impl<T: Element> Cache<T> {
     /// An empty cache.
-    pub(super) fn new(shape: [usize; 2]) -> Self {
-        Self { block: None, capacity: 0, len: 0, shape }
+    pub(super) fn new(shape: [usize; 2], meter: &Meter) -> Self {
+        Self { block: None, capacity: 0, len: 0, shape, meter: meter.clone() }
     }
 
     /// Positions held.
@@ -39,26 +41,53 @@ impl<T: Element> Cache<T> {
         self.len == 0
     }
 
+    /// Forgets all positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Bytes that `more` positions would take: of a larger block, or of its own one where it is shared.
+    pub fn growth(&self, more: usize) -> usize {
+        match self.own(more) {
+            Some(_) => 0,
+            None => self.bytes(self.capacity_for(self.len + more)),
+        }
+    }
+
+    /// Its block, if nobody else has it and `more` positions fit.
+    fn own(&self, more: usize) -> Option<&CudaSlice<T>> {
+        let fits = self.len + more <= self.capacity;
+        self.block.as_ref().filter(|block| fits && Arc::strong_count(block) == 1).map(|block| &block.0)
+    }
+
+    fn capacity_for(&self, need: usize) -> usize {
+        self.capacity.max(need.div_ceil(SMALLEST).next_power_of_two() * SMALLEST)
+    }
+
+    fn bytes(&self, capacity: usize) -> usize {
+        let [slabs, width] = self.shape;
+        slabs * capacity * width * size_of::<T>()
+    }
+
     pub(super) fn shape(&self) -> [usize; 2] {
         self.shape
     }
 
     /// Makes room for `more` positions in a block of its own; the address of the block and its capacity.
     pub(super) fn grow(&mut self, c: &Context, more: usize) -> Result<(u64, usize), CudaError> {
-        let need = self.len + more;
-        let own = self.block.as_ref().filter(|b| need <= self.capacity && Arc::strong_count(b) == 1);
-        if let Some(block) = own {
+        if let Some(block) = self.own(more) {
             return Ok((c.address_of(block), self.capacity));
         }
-        let capacity = self.capacity.max(need.div_ceil(SMALLEST).next_power_of_two() * SMALLEST);
+        let capacity = self.capacity_for(self.len + more);
         let [slabs, width] = self.shape;
         let mut block = c.alloc::<T>(slabs * capacity * width)?;
         if let Some(old) = &self.block {
             let strides = [self.capacity * width, capacity * width];
-            copy_slabs(c, slabs, strides, self.len * width, old, &mut block)?;
+            copy_slabs(c, slabs, strides, self.len * width, &old.0, &mut block)?;
         }
         let address = c.address_of(&block);
-        (self.block, self.capacity) = (Some(Arc::new(block)), capacity);
+        let held = self.meter.hold(self.bytes(capacity));
+        (self.block, self.capacity) = (Some(Arc::new((block, held))), capacity);
         Ok((address, capacity))
     }
 

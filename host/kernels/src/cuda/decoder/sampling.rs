@@ -2,10 +2,12 @@
 //!
 //! Owns the order of layers without a backward pass and the rows of a call. Must not know sampling, requests or groups.
 
+use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
+use crate::Meter;
 use crate::cuda::{
     Attention, CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element, In, Matrix, Onto, Pinned, RopeTable,
     Tiles, check,
@@ -34,6 +36,8 @@ pub enum Want {
     Nothing,
     /// Its logits.
     Logits,
+    /// The logits after every one of its tokens.
+    AllLogits,
     /// A token, drawn as [`Context::draw`] does.
     Token {
         /// One over the temperature.
@@ -46,7 +50,7 @@ pub enum Want {
 /// The answer to a [`Want`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// `[vocab]`.
+    /// `[vocab]`, or `[tokens, vocab]` where all were wanted.
     Logits(Vec<f32>),
     /// The token and ln p of it.
     Token(u32, f32),
@@ -101,8 +105,8 @@ struct Rows {
     /// Of the rows that tokens are drawn from.
     inv_temp: Vec<f32>,
     uniform: Vec<f64>,
-    /// Place among the wanted rows of each answer, in the order of the call.
-    places: Vec<usize>,
+    /// The wanted rows of each answer, in the order of the call.
+    places: Vec<Range<usize>>,
 }
 
 impl<T: Element> Sampling<T> {
@@ -130,8 +134,8 @@ impl<T: Element> Sampling<T> {
     }
 
     /// An empty cache for one sequence.
-    pub fn new_cache(&self) -> Cache<T> {
-        Cache::new(self.shape())
+    pub fn new_cache(&self, meter: &Meter) -> Cache<T> {
+        Cache::new(self.shape(), meter)
     }
 
     /// Runs each item's ids behind what its cache holds and leaves them there. Returns what the items that want something
@@ -197,14 +201,17 @@ impl<T: Element> Sampling<T> {
         let (mut inv_temp, mut uniform, mut places) = (Vec::new(), Vec::new(), Vec::new());
         let drawn = items.iter().filter(|i| matches!(i.want, Want::Token { .. })).count();
         for (item, row) in items.iter().zip(last) {
+            let mut add = |rows: RangeInclusive<i32>| {
+                let first = drawn + whole.len();
+                whole.extend(rows);
+                places.push(first..drawn + whole.len());
+            };
             match item.want {
                 Want::Nothing => {}
-                Want::Logits => {
-                    places.push(drawn + whole.len());
-                    whole.push(row);
-                }
+                Want::Logits => add(row..=row),
+                Want::AllLogits => add(row + 1 - item.ids.len() as i32..=row),
                 Want::Token { inv_temp: t, uniform: u } => {
-                    places.push(wanted.len());
+                    places.push(wanted.len()..wanted.len() + 1);
                     wanted.push(row);
                     inv_temp.push(t);
                     uniform.push(u);
@@ -372,9 +379,9 @@ impl<T: Element> Sampling<T> {
             c.read_pinned(&logits.behind(drawn * vocab), pinned, whole)?;
             values = pinned.as_slice()?;
         }
-        let answer = |place: &usize| match place.checked_sub(drawn) {
-            Some(i) => Answer::Logits(values[i * vocab..(i + 1) * vocab].to_vec()),
-            None => Answer::Token(ids[*place] as u32, logprobs[*place]),
+        let answer = |place: &Range<usize>| match place.start.checked_sub(drawn) {
+            Some(i) => Answer::Logits(values[i * vocab..(i + place.len()) * vocab].to_vec()),
+            None => Answer::Token(ids[place.start] as u32, logprobs[place.start]),
         };
         Ok(rows.places.par_iter().map(answer).collect())
     }

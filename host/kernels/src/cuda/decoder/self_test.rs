@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::cuda::{AdamStep, Context, CudaError, Element};
 use crate::weights::{Dims, Grads, Rope};
-use crate::{ExtendItem, HeadStats, KvCache};
+use crate::{ExtendItem, HeadStats, KvCache, Meter};
 
 use super::layout::Layout;
 use super::{
@@ -143,8 +143,8 @@ fn sampling<T: Element>(
 ) -> Result<f64, CudaError> {
     let sampling = Sampling::new(c.clone(), training.weights()?, Workspace::default())?;
     let mut worst = 0.0f64;
-    let mut ours = vec![sampling.new_cache(), sampling.new_cache()];
-    let mut theirs = vec![KvCache::new(view.dims), KvCache::new(view.dims)];
+    let mut ours = vec![sampling.new_cache(&Meter::default()), sampling.new_cache(&Meter::default())];
+    let mut theirs = vec![KvCache::new(view.dims, &Meter::default()), KvCache::new(view.dims, &Meter::default())];
     let calls: [&[(usize, &[u32])]; 4] = [
         &[(0, &ids[..40]), (1, &ids[40..41])],
         &[(0, &ids[41..42]), (1, &ids[42..45])],
@@ -174,7 +174,7 @@ fn sampling<T: Element>(
             .enumerate()
             .filter_map(|(i, cache)| {
                 let (_, ids) = call.iter().find(|(of, _)| *of == i)?;
-                Some(ExtendItem { cache, ids, want_logits: true })
+                Some(ExtendItem { cache, ids, logits: 1 })
             })
             .collect();
         let want = crate::extend(view, &mut items);

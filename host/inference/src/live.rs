@@ -1,0 +1,227 @@
+//! One request on its way: what it has drawn, what it draws next, and when it is done.
+//!
+//! Owns a request's random stream, its stop conditions and what its caller is told. Must not know other requests.
+
+use crate::forward::Forward;
+use crate::request::{Drawn, Event, PromptDone, Request, Scored};
+use crate::sampler::draw;
+use crate::{InferenceError, stop};
+use prl_model::{Answer, Draw, Want};
+use prl_types::{FinishReason, PolicyVersion, TokenId};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// A request and where its events go.
+pub(crate) struct Job {
+    pub request: Request,
+    pub events: UnboundedSender<Event>,
+}
+
+/// A request on its way.
+pub(crate) struct Live {
+    pub job: Job,
+    /// Place in the order of arrival.
+    pub arrival: u64,
+    pub ids: Vec<TokenId>,
+    /// The version whose keys and values it holds from its first token on.
+    pub began: Option<PolicyVersion>,
+    rng: ChaCha8Rng,
+    /// The number that the next token is drawn by, once it was asked for.
+    uniform: Option<f64>,
+    /// What is told of the prompt, until it was told.
+    prompt: Option<PromptDone>,
+    pub outcome: Option<Result<FinishReason, InferenceError>>,
+}
+
+impl Live {
+    pub fn new(job: Job, arrival: u64) -> Self {
+        let rng = ChaCha8Rng::seed_from_u64(job.request.seed);
+        let prompt = Some(PromptDone::default());
+        Live { job, arrival, ids: Vec::new(), began: None, rng, uniform: None, prompt, outcome: None }
+    }
+
+    /// Whether nobody waits for it any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.job.events.is_closed()
+    }
+
+    /// Everything that must be in its cache before its next token is drawn.
+    pub fn context(&self) -> Vec<TokenId> {
+        [&self.job.request.prompt[..], &self.ids].concat()
+    }
+
+    /// Whether log-probabilities of its prompt are still to be computed.
+    pub fn scores_prompt(&self) -> bool {
+        self.prompt.is_some() && self.job.request.sampling.prompt_logprobs.is_some()
+    }
+
+    /// So many tokens of its prompt were there already.
+    pub fn found(&mut self, tokens: usize) {
+        if let Some(prompt) = &mut self.prompt {
+            prompt.cached_tokens = tokens;
+        }
+    }
+
+    /// Starts over with its prompt.
+    pub fn restart(&mut self) {
+        if let Some(prompt) = &mut self.prompt {
+            *prompt = PromptDone::default();
+        }
+    }
+
+    /// Scores the prompt's tokens from `first` on by the logits of those before them.
+    pub fn score_prompt<F: Forward>(&mut self, forward: &F, first: usize, logits: &[f32]) {
+        let request = &self.job.request;
+        let Some(prompt) = self.prompt.as_mut() else { return };
+        let most = request.sampling.prompt_logprobs.unwrap_or(0);
+        let rows = logits.chunks_exact(forward.vocab_size());
+        let ids = request.prompt[first..].iter();
+        let temperature = request.sampling.logprob_temperature();
+        prompt.logprobs.extend(ids.zip(rows).map(|(id, row)| {
+            let logprob = forward.logprob(row, *id, temperature);
+            scored(forward, row, (*id, logprob), most, temperature)
+        }));
+    }
+
+    /// The prompt is through.
+    pub fn prompt_done(&mut self, version: PolicyVersion) {
+        if let Some(prompt) = self.prompt.take() {
+            self.began = Some(version);
+            self.tell(Event::Prompt(prompt));
+        }
+    }
+
+    /// A caller who has gone away just now misses nothing.
+    fn tell(&self, event: Event) {
+        let _ = self.job.events.send(event);
+    }
+
+    /// Tells the caller how it ended.
+    pub fn end(self) {
+        if let Some(outcome) = self.outcome.clone() {
+            self.tell(Event::End(outcome));
+        }
+    }
+
+    /// The number that the next token is drawn by.
+    fn uniform(&mut self) -> f64 {
+        // 53 bits, so that the number is below 1.
+        *self.uniform.get_or_insert_with(|| (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64)
+    }
+
+    /// What the model is asked for: the token itself where all logits count as they are.
+    pub fn want(&mut self) -> Want {
+        let sampling = &self.job.request.sampling;
+        let filtered = !sampling.keeps_all() && sampling.temperature > 0.0;
+        if filtered || sampling.logprobs.is_some() || !sampling.logit_bias.is_empty() || self.is_short() {
+            return Want::Logits;
+        }
+        let temperature = sampling.temperature;
+        Want::Token(Draw { temperature, uniform: self.uniform() })
+    }
+
+    /// Whether it must not end yet.
+    fn is_short(&self) -> bool {
+        self.ids.len() < self.job.request.sampling.min_tokens
+    }
+
+    /// Draws the next token from what the model answered. Returns how many tokens were drawn.
+    pub fn next<F: Forward>(&mut self, forward: &F, version: PolicyVersion, context: usize, answer: &Answer) -> u64 {
+        let logits = match answer {
+            Answer::Token(id, logprob) => {
+                let scored = Scored { id: *id, logprob: *logprob, rank: 0, top: Vec::new() };
+                return self.take(version, context, scored);
+            }
+            Answer::Logits(row) => row,
+        };
+        let uniform = self.uniform();
+        let sampling = &self.job.request.sampling;
+        let changed = self.changed(logits);
+        let token = match draw(changed.as_deref().unwrap_or(logits), sampling, uniform) {
+            Ok(token) => token,
+            Err(e) => {
+                self.outcome = Some(Err(e));
+                return 0;
+            }
+        };
+        let temperature = sampling.logprob_temperature();
+        let logprob = forward.logprob(logits, token, temperature);
+        let scored = match sampling.logprobs {
+            Some(most) => scored(forward, logits, (token, logprob), most, temperature),
+            None => Scored { id: token, logprob, rank: 0, top: Vec::new() },
+        };
+        self.take(version, context, scored)
+    }
+
+    /// The logits to draw from, where they are not the model's own.
+    fn changed(&self, logits: &[f32]) -> Option<Vec<f32>> {
+        let sampling = &self.job.request.sampling;
+        let banned = if self.is_short() { sampling.stop_token_ids.as_slice() } else { &[] };
+        if banned.is_empty() && sampling.logit_bias.is_empty() {
+            return None;
+        }
+        let mut changed = logits.to_vec();
+        let at = |changed: &mut Vec<f32>, id: TokenId, value: &dyn Fn(f32) -> f32| {
+            if let Some(logit) = changed.get_mut(id as usize) {
+                *logit = value(*logit);
+            }
+        };
+        sampling.logit_bias.iter().for_each(|(id, bias)| at(&mut changed, *id, &|logit| logit + bias));
+        banned.iter().for_each(|id| at(&mut changed, *id, &|_| f32::NEG_INFINITY));
+        Some(changed)
+    }
+
+    /// Takes a drawn token and decides whether it is the last. Returns how many tokens were taken.
+    fn take(&mut self, version: PolicyVersion, context: usize, scored: Scored) -> u64 {
+        self.uniform = None;
+        let (token, logprob) = (scored.id, scored.logprob);
+        if !logprob.is_finite() {
+            self.outcome = Some(Err(InferenceError::NonFiniteLogits { token, value: logprob }));
+            return 0;
+        }
+        self.ids.push(token);
+        self.tell(Event::Token(Drawn { scored, version }));
+        let request = &self.job.request;
+        let sampling = &request.sampling;
+        let room = context - request.prompt.len();
+        let limit = sampling.max_tokens.map_or(room, |n| n.min(room));
+        let may_end = self.ids.len() >= sampling.min_tokens;
+        let stop_string = || {
+            let decode = request.decode.as_ref().filter(|_| may_end)?;
+            stop::find(&self.ids, &sampling.stop, decode)
+        };
+        self.outcome = if may_end && sampling.stop_token_ids.contains(&token) {
+            Some(Ok(FinishReason::StopToken(token)))
+        } else if let Some(s) = stop_string() {
+            Some(Ok(FinishReason::StopString(s.to_string())))
+        } else if self.ids.len() >= limit {
+            Some(Ok(FinishReason::Length))
+        } else {
+            None
+        };
+        1
+    }
+}
+
+/// A token with its rank and the `most` likeliest ones; equals are ordered by id.
+fn scored<F: Forward>(
+    forward: &F,
+    row: &[f32],
+    (id, logprob): (TokenId, f32),
+    most: usize,
+    temperature: f32,
+) -> Scored {
+    let own = row[id as usize];
+    let rank = row.iter().filter(|x| **x > own).count() as u32 + 1;
+    let by_logit = |a: &TokenId, b: &TokenId| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
+    let mut ids: Vec<TokenId> = (0..row.len() as TokenId).collect();
+    let most = most.min(ids.len());
+    if most > 0 && most < ids.len() {
+        ids.select_nth_unstable_by(most - 1, by_logit);
+    }
+    ids.truncate(most);
+    ids.sort_unstable_by(by_logit);
+    let top = ids.into_iter().map(|id| (id, forward.logprob(row, id, temperature))).collect();
+    Scored { id, logprob, rank, top }
+}
