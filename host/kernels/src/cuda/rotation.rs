@@ -21,6 +21,13 @@ pub struct RopeTable {
     half: usize,
 }
 
+impl RopeTable {
+    /// Its first buffer.
+    pub(super) fn start(&self) -> &CudaSlice<f32> {
+        &self.cos
+    }
+}
+
 /// Heads of a row `[q | k | v]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadShape {

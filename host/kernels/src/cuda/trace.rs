@@ -45,13 +45,18 @@ impl Context {
         Ok((result, traced))
     }
 
+    /// Whether a trace is on.
+    pub(super) fn is_traced(&self) -> bool {
+        self.traces.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Enqueues an operation, between two events if a trace is on.
     pub(super) fn traced(
         &self,
         name: impl FnOnce() -> String,
         enqueue: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        if self.traces.0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+        if !self.is_traced() {
             return enqueue();
         }
         let start = self.event()?;

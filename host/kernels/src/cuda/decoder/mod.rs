@@ -5,9 +5,11 @@
 mod arena;
 mod cache;
 mod head;
+mod inputs;
 mod layer;
 mod layout;
 mod memory;
+mod replay;
 mod rotation;
 mod sampling;
 mod self_test;

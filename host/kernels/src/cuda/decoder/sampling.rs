@@ -15,7 +15,9 @@ use crate::cuda::{
 
 use super::arena::{Arena, Region, bytes};
 use super::cache::Cache;
+use super::inputs::{Counts, Inputs, Views};
 use super::prepare;
+use super::replay::{Key, Replays, bucket};
 use super::rotation::Rotation;
 use super::weights::{LayerWeights, Weights};
 
@@ -85,28 +87,59 @@ struct Work {
     rotation: Rotation,
     arena: Option<(Arena, usize)>,
     logits: Option<Pinned<f32>>,
+    replays: Replays,
 }
 
 /// Rows of a call, those that read caches first, and behind them whole new sequences.
-struct Rows {
-    ids: CudaSlice<i32>,
-    positions: CudaSlice<i32>,
-    seq: CudaSlice<i32>,
-    bases: CudaSlice<u64>,
-    capacities: CudaSlice<i32>,
-    total: usize,
+struct Pass {
+    inputs: Inputs,
     /// Rows that read caches.
     cached: usize,
     /// Positions that the longest of those reads.
     longest: usize,
-    fresh: Tiles,
-    /// Rows that tokens are drawn from, and behind them rows whose logits are wanted.
-    wanted: Vec<i32>,
-    /// Of the rows that tokens are drawn from.
-    inv_temp: Vec<f32>,
-    uniform: Vec<f64>,
+    /// Lengths of the new sequences.
+    fresh: Vec<usize>,
+    /// Wanted rows that tokens are drawn from: the first ones.
+    drawn: usize,
     /// The wanted rows of each answer, in the order of the call.
     places: Vec<Range<usize>>,
+}
+
+impl Pass {
+    fn fresh_tokens(&self) -> usize {
+        self.fresh.iter().sum()
+    }
+
+    /// Makes it one of the few shapes that are recorded, if it is a step that comes again and again: one new token for each
+    /// sequence, and something wanted of it.
+    fn round_up(&mut self) -> bool {
+        let Counts { rows, sequences, wanted } = self.inputs.counts();
+        let steady = self.fresh.is_empty() && rows == sequences && rows == wanted;
+        let Some(rows) = bucket(rows).filter(|_| steady) else { return false };
+        self.inputs.pad(rows);
+        self.cached = rows;
+        self.longest = self.longest.next_power_of_two().max(512);
+        true
+    }
+}
+
+/// Scratch memory of a pass.
+struct Regions<'a, T> {
+    x: Region<'a, T>,
+    mid: Region<'a, T>,
+    y: Region<'a, T>,
+    rstd: Region<'a, f32>,
+    qkv: Region<'a, T>,
+    q: Region<'a, T>,
+    k: Region<'a, T>,
+    out: Region<'a, T>,
+    gate_up: Region<'a, T>,
+    act: Region<'a, T>,
+    lse: Region<'a, f32>,
+    scratch: Region<'a, f32>,
+    last: Region<'a, T>,
+    hidden: Region<'a, T>,
+    logits: Region<'a, f32>,
 }
 
 impl<T: Element> Sampling<T> {
@@ -124,8 +157,8 @@ impl<T: Element> Sampling<T> {
         [2 * d.layers, d.kv_width()]
     }
 
-    fn scratch_len(&self, rows: &Rows) -> usize {
-        self.c.cache_attention_scratch(self.cache_layout(), rows.cached.min(CACHED_ROWS), rows.longest)
+    fn scratch_len(&self, pass: &Pass) -> usize {
+        self.c.cache_attention_scratch(self.cache_layout(), pass.cached.min(CACHED_ROWS), pass.longest)
     }
 
     fn cache_layout(&self) -> CacheLayout {
@@ -152,18 +185,22 @@ impl<T: Element> Sampling<T> {
         let longest = items.iter().map(|i| i.cache.len() + i.ids.len()).max().unwrap_or(0);
         // The weights may be freed on another stream once this returns.
         let waits = Waits(&self.c);
-        let rows = self.rows(items)?;
-        let need = self.arena_bytes(&rows);
+        let mut pass = self.pass(items)?;
+        let again = !self.c.is_traced() && pass.round_up();
+        let need = self.arena_bytes(&pass);
         if work.arena.as_ref().is_none_or(|(_, len)| *len < need) {
             work.arena = None;
             let len = need + need / 4;
             work.arena = Some((Arena::new(&self.c, len)?, len));
         }
-        let Work { rotation, arena: Some((arena, _)), logits: pinned } = &mut *work else {
+        let Work { rotation, arena: Some((arena, _)), logits: pinned, replays } = &mut *work else {
             return Ok(Vec::new());
         };
         let table = rotation.table(&self.c, &self.weights.rope, longest)?;
-        let answers = self.run(&rows, table, arena, pinned)?;
+        let answers = match again {
+            true => self.replay(&pass, table, arena, pinned, replays)?,
+            false => self.run(&pass, table, arena, pinned)?,
+        };
         drop(waits);
         for item in items {
             item.cache.stored(item.ids.len());
@@ -171,13 +208,12 @@ impl<T: Element> Sampling<T> {
         Ok(answers)
     }
 
-    fn rows(&self, items: &mut [Item<'_, T>]) -> Result<Rows, CudaError> {
+    fn pass(&self, items: &mut [Item<'_, T>]) -> Result<Pass, CudaError> {
         let c = &*self.c;
         let is_fresh = |i: &Item<'_, T>| i.cache.is_empty() && i.ids.len() > 1;
         let mut order: Vec<usize> = (0..items.len()).collect();
         order.sort_by_key(|i| is_fresh(&items[*i]));
-        let (mut ids, mut positions, mut seq) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut bases, mut capacities, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut inputs, mut fresh) = (Inputs::default(), Vec::new());
         let mut last = vec![0i32; items.len()];
         let (mut cached, mut longest) = (0, 0);
         for (s, i) in order.into_iter().enumerate() {
@@ -189,16 +225,15 @@ impl<T: Element> Sampling<T> {
                 cached += item.ids.len();
                 longest = longest.max(past + item.ids.len());
             }
-            ids.extend(item.ids.iter().map(|id| *id as i32));
-            positions.extend((past..past + item.ids.len()).map(|p| p as i32));
-            seq.resize(ids.len(), s as i32);
+            inputs.ids.extend(item.ids.iter().map(|id| *id as i32));
+            inputs.positions.extend((past..past + item.ids.len()).map(|p| p as i32));
+            inputs.seq.resize(inputs.ids.len(), s as i32);
             let (base, capacity) = item.cache.grow(c, item.ids.len())?;
-            bases.push(base);
-            capacities.push(capacity as i32);
-            last[i] = ids.len() as i32 - 1;
+            inputs.bases.push(base);
+            inputs.capacities.push(capacity as i32);
+            last[i] = inputs.ids.len() as i32 - 1;
         }
-        let (mut wanted, mut whole) = (Vec::new(), Vec::new());
-        let (mut inv_temp, mut uniform, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut whole, mut places) = (Vec::new(), Vec::new());
         let drawn = items.iter().filter(|i| matches!(i.want, Want::Token { .. })).count();
         for (item, row) in items.iter().zip(last) {
             let mut add = |rows: RangeInclusive<i32>| {
@@ -211,178 +246,240 @@ impl<T: Element> Sampling<T> {
                 Want::Logits => add(row..=row),
                 Want::AllLogits => add(row + 1 - item.ids.len() as i32..=row),
                 Want::Token { inv_temp: t, uniform: u } => {
-                    places.push(wanted.len()..wanted.len() + 1);
-                    wanted.push(row);
-                    inv_temp.push(t);
-                    uniform.push(u);
+                    places.push(inputs.wanted.len()..inputs.wanted.len() + 1);
+                    inputs.wanted.push(row);
+                    inputs.inv_temp.push(t);
+                    inputs.uniform.push(u);
                 }
             }
         }
-        wanted.extend(whole);
-        Ok(Rows {
-            total: ids.len(),
-            ids: c.upload(&ids)?,
-            positions: c.upload(&positions)?,
-            seq: c.upload(&seq)?,
-            bases: c.upload(&bases)?,
-            capacities: c.upload(&capacities)?,
-            cached,
-            longest,
-            fresh: c.tiles(&fresh)?,
-            wanted,
-            inv_temp,
-            uniform,
-            places,
-        })
+        inputs.wanted.extend(whole);
+        inputs.inv_temp.resize(inputs.wanted.len(), 1.0);
+        inputs.uniform.resize(inputs.wanted.len(), 0.0);
+        Ok(Pass { inputs, cached, longest, fresh, drawn, places })
     }
 
-    fn arena_bytes(&self, rows: &Rows) -> usize {
+    fn arena_bytes(&self, pass: &Pass) -> usize {
+        bytes(&self.region_lens(pass).map(|(len, size)| len * size))
+    }
+
+    /// Elements of each of [`Regions`], and an element's bytes.
+    fn region_lens(&self, pass: &Pass) -> [(usize, usize); 15] {
         let d = &self.weights.layout.dims;
-        let n = rows.total;
-        let row = |width: usize| n * width * size_of::<T>();
-        let scratch = self.scratch_len(rows);
-        let wanted = rows.wanted.len();
-        let hidden = row(d.hidden);
-        bytes(&[
-            hidden,
-            hidden,
-            hidden,
-            n * 4,
+        let Counts { rows, wanted, .. } = pass.inputs.counts();
+        let row = |width: usize| (rows * width, size_of::<T>());
+        let float = |len: usize| (len, 4);
+        [
+            row(d.hidden),
+            row(d.hidden),
+            row(d.hidden),
+            float(rows),
             row(self.weights.layout.qkv_width()),
             row(d.q_width()),
             row(d.kv_width()),
             row(d.q_width()),
             row(2 * d.ffn),
             row(d.ffn),
-            d.heads * rows.fresh.tokens() * 4,
-            scratch * 4,
-            wanted * d.hidden * size_of::<T>(),
-            wanted * d.hidden * size_of::<T>(),
-            wanted * d.vocab * 4,
-        ])
+            float(d.heads * pass.fresh_tokens()),
+            float(self.scratch_len(pass)),
+            (wanted * d.hidden, size_of::<T>()),
+            (wanted * d.hidden, size_of::<T>()),
+            float(wanted * d.vocab),
+        ]
     }
 
+    /// At the same addresses for every pass of the same shape, as long as the arena is the same.
+    fn regions<'a>(&self, pass: &Pass, arena: &'a mut Arena) -> Result<Regions<'a, T>, CudaError> {
+        let mut carver = arena.carve();
+        let lens = self.region_lens(pass).map(|(len, _)| len);
+        let [x, mid, y, rstd, qkv, q, k, out, gate_up, act, lse, scratch, last, hidden, logits] = lens;
+        Ok(Regions {
+            x: carver.take(x)?,
+            mid: carver.take(mid)?,
+            y: carver.take(y)?,
+            rstd: carver.take(rstd)?,
+            qkv: carver.take(qkv)?,
+            q: carver.take(q)?,
+            k: carver.take(k)?,
+            out: carver.take(out)?,
+            gate_up: carver.take(gate_up)?,
+            act: carver.take(act)?,
+            lse: carver.take(lse)?,
+            scratch: carver.take(scratch)?,
+            last: carver.take(last)?,
+            hidden: carver.take(hidden)?,
+            logits: carver.take(logits)?,
+        })
+    }
+
+    /// Enqueues the pass and brings what is wanted to the host.
     fn run(
         &self,
-        rows: &Rows,
+        pass: &Pass,
         table: &RopeTable,
         arena: &mut Arena,
         pinned: &mut Option<Pinned<f32>>,
     ) -> Result<Vec<Answer>, CudaError> {
+        let c = &*self.c;
+        let counts = pass.inputs.counts();
+        let block = c.upload(&pass.inputs.pack())?;
+        let tiles = if pass.fresh.is_empty() { None } else { Some(c.tiles(&pass.fresh)?) };
+        let mut regions = self.regions(pass, arena)?;
+        let mut drawn = c.alloc::<i32>(2 * counts.wanted)?;
+        self.enqueue(pass, &Views::new(&block, counts)?, tiles.as_ref(), table, &mut regions)?;
+        let on_host = match pass.drawn {
+            0 => Vec::new(),
+            rows => {
+                self.draw(rows, &Views::new(&block, counts)?, &regions.logits, &mut drawn)?;
+                c.download(&drawn)?
+            }
+        };
+        self.answers(pass, &on_host, &regions.logits, pinned)
+    }
+
+    /// The same for a step that is recorded.
+    fn replay(
+        &self,
+        pass: &Pass,
+        table: &RopeTable,
+        arena: &mut Arena,
+        pinned: &mut Option<Pinned<f32>>,
+        replays: &mut Replays,
+    ) -> Result<Vec<Answer>, CudaError> {
+        let c = &*self.c;
+        let counts = pass.inputs.counts();
+        let mut regions = self.regions(pass, arena)?;
+        let weights = [c.address_of(&self.weights.matrices), c.address_of(&self.weights.vectors)];
+        let addresses = [weights[0], weights[1], c.address(&regions.x), c.address_of(table.start())];
+        let key = Key { counts, longest: pass.longest, addresses };
+        let buffers = replays.run(c, key, &pass.inputs.pack(), |buffers| {
+            let views = Views::new(&buffers.inputs, counts)?;
+            self.enqueue(pass, &views, None, table, &mut regions)?;
+            self.draw(counts.wanted, &views, &regions.logits, &mut buffers.drawn)
+        })?;
+        c.read_pinned(&buffers.drawn, &mut buffers.on_host, 2 * counts.wanted)?;
+        let on_host = buffers.on_host.as_slice()?;
+        self.answers(pass, on_host, &regions.logits, pinned)
+    }
+
+    /// Enqueues the decoder over the rows of a pass, up to the logits of the wanted ones.
+    fn enqueue(
+        &self,
+        pass: &Pass,
+        inputs: &Views<'_>,
+        tiles: Option<&Tiles>,
+        table: &RopeTable,
+        r: &mut Regions<'_, T>,
+    ) -> Result<(), CudaError> {
         let (c, layout) = (&*self.c, &self.weights.layout);
         let d = &layout.dims;
-        let (n, h, f, wanted) = (rows.total, d.hidden, d.ffn, rows.wanted.len());
+        let Counts { rows: n, wanted, .. } = pass.inputs.counts();
+        let (h, f) = (d.hidden, d.ffn);
         let (q_width, kv_width, width) = (d.q_width(), d.kv_width(), layout.qkv_width());
-        let mut carver = arena.carve();
-        let (mut x, mut mid, mut y) = (carver.take::<T>(n * h)?, carver.take::<T>(n * h)?, carver.take::<T>(n * h)?);
-        let mut rstd = carver.take::<f32>(n)?;
-        let mut qkv = carver.take::<T>(n * width)?;
-        let (mut q, mut k) = (carver.take::<T>(n * q_width)?, carver.take::<T>(n * kv_width)?);
-        let mut out = carver.take::<T>(n * q_width)?;
-        let (mut gate_up, mut act) = (carver.take::<T>(n * 2 * f)?, carver.take::<T>(n * f)?);
-        let mut lse = carver.take::<f32>(d.heads * rows.fresh.tokens())?;
-        let mut scratch = carver.take::<f32>(self.scratch_len(rows))?;
-        let (mut last, mut hidden) = (carver.take::<T>(wanted * h)?, carver.take::<T>(wanted * h)?);
-        let mut logits = carver.take::<f32>(wanted * d.vocab)?;
-
         let matrices = self.weights.matrices.as_view();
         let vectors = self.weights.vectors.as_view();
         let (shape, heads, scale) = (layout.heads(), layout.head_layout(), layout.scale());
         let cached = self.cache_layout();
-        let cache =
-            CacheRows { bases: &rows.bases, capacities: &rows.capacities, seq: &rows.seq, position: &rows.positions };
-        c.embed(h, &matrices.slice(layout.embed.clone()), &rows.ids, &mut x)?;
+        let cache = CacheRows {
+            bases: &inputs.bases,
+            capacities: &inputs.capacities,
+            seq: &inputs.seq,
+            position: &inputs.positions,
+        };
+        c.embed(h, &matrices.slice(layout.embed.clone()), &inputs.ids, &mut r.x)?;
         for (i, spans) in layout.layers.iter().enumerate() {
             let w = LayerWeights::new(layout, spans, &matrices, &vectors);
-            c.rms_norm([n, h], d.norm_eps, &x, None, &w.input_norm, &mut y, &mut rstd)?;
-            c.gemm([n, width, h], Matrix::new(&y, h), Matrix::t(&w.qkv, h), &mut qkv, width, Onto::Nothing)?;
+            c.rms_norm([n, h], d.norm_eps, &r.x, None, &w.input_norm, &mut r.y, &mut r.rstd)?;
+            c.gemm([n, width, h], Matrix::new(&r.y, h), Matrix::t(&w.qkv, h), &mut r.qkv, width, Onto::Nothing)?;
             if let Some(bias) = &w.bias {
-                c.add_bias([n, width], &mut qkv, bias)?;
+                c.add_bias([n, width], &mut r.qkv, bias)?;
             }
             let norms = w.head_norms.as_ref().map(|n| [&n[0] as In<'_, f32>, &n[1]]);
-            c.rope(shape, &qkv, norms, table, &rows.positions, (&mut q, &mut k))?;
-            let v = qkv.behind(q_width + kv_width);
-            // SAFETY: the caches' blocks are held by the items, and `grow` made them big enough for every row.
-            unsafe { c.cache_store(i, cached, n, (&k, kv_width), (&v, width), cache)? };
-            for start in (0..rows.cached).step_by(CACHED_ROWS) {
-                let slab = start..rows.cached.min(start + CACHED_ROWS);
-                let (seq, position) = (rows.seq.slice(slab.clone()), rows.positions.slice(slab.clone()));
+            c.rope(shape, &r.qkv, norms, table, &inputs.positions, (&mut r.q, &mut r.k))?;
+            let v = r.qkv.behind(q_width + kv_width);
+            // SAFETY: the caches' blocks are held by the items, and `grow` made them big enough for every row; rows of no
+            // sequence reach none.
+            unsafe { c.cache_store(i, cached, n, (&r.k, kv_width), (&v, width), cache)? };
+            for start in (0..pass.cached).step_by(CACHED_ROWS) {
+                let slab = start..pass.cached.min(start + CACHED_ROWS);
+                let (seq, position) = (inputs.seq.slice(slab.clone()), inputs.positions.slice(slab.clone()));
                 let cache = CacheRows { seq: &seq, position: &position, ..cache };
-                let (q, longest, count) = (q.behind(start * q_width), rows.longest, slab.len());
-                let mut out = out.behind_mut(start * q_width);
+                let (q, longest, count) = (r.q.behind(start * q_width), pass.longest, slab.len());
+                let mut out = r.out.behind_mut(start * q_width);
+                let scratch = &mut r.scratch;
                 // SAFETY: as above.
                 unsafe {
-                    c.cache_attention(i, cached, count, (&q, q_width), cache, longest, scale, &mut out, &mut scratch)?;
-                }
+                    c.cache_attention(i, cached, count, (&q, q_width), cache, longest, scale, &mut out, scratch)?
+                };
             }
-            if rows.fresh.tokens() > 0 {
-                let (q, k) = (q.behind(rows.cached * q_width), k.behind(rows.cached * kv_width));
-                let v = qkv.behind(rows.cached * width + q_width + kv_width);
+            if let Some(tiles) = tiles {
+                let (q, k) = (r.q.behind(pass.cached * q_width), r.k.behind(pass.cached * kv_width));
+                let v = r.qkv.behind(pass.cached * width + q_width + kv_width);
                 let a = Attention { q: &q, k: &k, v: &v, layout: heads, scale };
-                c.attention(&rows.fresh, a, &mut out.behind_mut(rows.cached * q_width), q_width, &mut lse)?;
+                c.attention(tiles, a, &mut r.out.behind_mut(pass.cached * q_width), q_width, &mut r.lse)?;
             }
-            c.gemm(
-                [n, h, q_width],
-                Matrix::new(&out, q_width),
-                Matrix::t(&w.o, q_width),
-                &mut mid,
-                h,
-                Onto::Other(&x),
-            )?;
-            c.rms_norm([n, h], d.norm_eps, &mid, None, &w.post_norm, &mut y, &mut rstd)?;
+            let (out, o) = (Matrix::new(&r.out, q_width), Matrix::t(&w.o, q_width));
+            c.gemm([n, h, q_width], out, o, &mut r.mid, h, Onto::Other(&r.x))?;
+            c.rms_norm([n, h], d.norm_eps, &r.mid, None, &w.post_norm, &mut r.y, &mut r.rstd)?;
             let up = Matrix::t(&w.gate_up, h);
-            c.gemm([n, 2 * f, h], Matrix::new(&y, h), up, &mut gate_up, 2 * f, Onto::Nothing)?;
-            c.swiglu([n, f], &gate_up, &mut act)?;
-            c.gemm([n, h, f], Matrix::new(&act, f), Matrix::t(&w.down, f), &mut x, h, Onto::Other(&mid))?;
+            c.gemm([n, 2 * f, h], Matrix::new(&r.y, h), up, &mut r.gate_up, 2 * f, Onto::Nothing)?;
+            c.swiglu([n, f], &r.gate_up, &mut r.act)?;
+            let down = Matrix::t(&w.down, f);
+            c.gemm([n, h, f], Matrix::new(&r.act, f), down, &mut r.x, h, Onto::Other(&r.mid))?;
         }
         if wanted == 0 {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        c.embed(h, &x, &c.upload(&rows.wanted)?, &mut last)?;
+        c.embed(h, &r.x, &inputs.wanted, &mut r.last)?;
         let norm = layout.vector(&vectors, &layout.final_norm);
-        c.rms_norm([wanted, h], d.norm_eps, &last, None, &norm, &mut hidden, &mut rstd)?;
-        let head = matrices.slice(layout.head.clone());
-        c.gemm(
-            [wanted, d.vocab, h],
-            Matrix::new(&hidden, h),
-            Matrix::t(&head, h),
-            &mut logits,
-            d.vocab,
-            Onto::Nothing,
-        )?;
-        self.answers(rows, &logits, pinned)
+        c.rms_norm([wanted, h], d.norm_eps, &r.last, None, &norm, &mut r.hidden, &mut r.rstd)?;
+        let (hidden, head) = (Matrix::new(&r.hidden, h), matrices.slice(layout.head.clone()));
+        c.gemm([wanted, d.vocab, h], hidden, Matrix::t(&head, h), &mut r.logits, d.vocab, Onto::Nothing)
     }
 
-    /// Draws tokens and brings what is wanted to the host.
+    /// Draws tokens from the first `rows` wanted rows; behind all ids lie the bits of their log-probabilities.
+    fn draw(
+        &self,
+        rows: usize,
+        inputs: &Views<'_>,
+        logits: &Region<'_, f32>,
+        drawn: &mut CudaSlice<i32>,
+    ) -> Result<(), CudaError> {
+        let all = drawn.len() / 2;
+        let (mut ids, mut bits) = drawn.split_at_mut(all);
+        // SAFETY: both have four bytes, and every pattern is a float.
+        let logprobs = unsafe { bits.transmute_mut::<f32>(all) };
+        let short = || CudaError::Shape { op: "sampling", what: "no room for log-probabilities".to_owned() };
+        let vocab = self.weights.layout.dims.vocab;
+        let (inv_temp, uniform) = (&inputs.inv_temp, &inputs.uniform);
+        self.c.draw([rows, vocab], logits, inv_temp, uniform, &mut ids, &mut logprobs.ok_or_else(short)?)
+    }
+
+    /// Tokens that were drawn, and logits that are brought to the host.
     fn answers(
         &self,
-        rows: &Rows,
+        pass: &Pass,
+        drawn: &[i32],
         logits: &Region<'_, f32>,
         pinned: &mut Option<Pinned<f32>>,
     ) -> Result<Vec<Answer>, CudaError> {
         let (c, vocab) = (&*self.c, self.weights.layout.dims.vocab);
-        let drawn = rows.uniform.len();
-        let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
-        if drawn > 0 {
-            let (inv_temp, uniform) = (c.upload(&rows.inv_temp)?, c.upload(&rows.uniform)?);
-            let (mut to, mut lp) = (c.alloc::<i32>(drawn)?, c.alloc::<f32>(drawn)?);
-            c.draw([drawn, vocab], logits, &inv_temp, &uniform, &mut to, &mut lp)?;
-            (ids, logprobs) = (c.download(&to)?, c.download(&lp)?);
-        }
-        let whole = (rows.wanted.len() - drawn) * vocab;
+        let all = pass.places.iter().map(|rows| rows.end).max().unwrap_or(0);
+        let whole = (all - pass.drawn) * vocab;
         if whole > 0 && pinned.as_ref().is_none_or(|p| p.len() < whole) {
             *pinned = None;
             *pinned = Some(c.pinned(whole.next_power_of_two())?);
         }
         let mut values: &[f32] = &[];
         if let (Some(pinned), true) = (pinned, whole > 0) {
-            c.read_pinned(&logits.behind(drawn * vocab), pinned, whole)?;
+            c.read_pinned(&logits.behind(pass.drawn * vocab), pinned, whole)?;
             values = pinned.as_slice()?;
         }
-        let answer = |place: &Range<usize>| match place.start.checked_sub(drawn) {
+        let (ids, bits) = drawn.split_at(drawn.len() / 2);
+        let answer = |place: &Range<usize>| match place.start.checked_sub(pass.drawn) {
             Some(i) => Answer::Logits(values[i * vocab..(i + place.len()) * vocab].to_vec()),
-            None => Answer::Token(ids[place.start] as u32, logprobs[place.start]),
+            None => Answer::Token(ids[place.start] as u32, f32::from_bits(bits[place.start] as u32)),
         };
-        Ok(rows.places.par_iter().map(answer).collect())
+        Ok(pass.places.par_iter().map(answer).collect())
     }
 }

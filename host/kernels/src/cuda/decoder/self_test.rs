@@ -180,10 +180,30 @@ fn sampling<T: Element>(
         let want = crate::extend(view, &mut items);
         worst = worst.max(if got.len() == want.len() { relative(&got, &want) } else { f64::NAN });
     }
+    // The same step again and again: by hand, then recorded, then replayed.
+    for step in 0..4 {
+        let next = &ids[51 + step..52 + step];
+        let greedy = Want::Token { inv_temp: 1.0, uniform: -1.0 };
+        let wants = [if step % 2 == 0 { greedy } else { Want::Logits }, Want::Logits, greedy];
+        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, want });
+        let got = sampling.extend(&mut items.collect::<Vec<_>>())?;
+        let items = theirs.iter_mut().map(|cache| ExtendItem { cache, ids: next, logits: 1 });
+        let rows = crate::extend(view, &mut items.collect::<Vec<_>>());
+        for (answer, row) in got.iter().zip(rows.chunks_exact(view.dims.vocab)) {
+            worst = worst.max(match answer {
+                Answer::Logits(logits) => relative(logits, row),
+                Answer::Token(token, logprob) => {
+                    let off = (crate::log_softmax_at(row, 1.0, *token).logprob - logprob).abs();
+                    let best = row.iter().copied().fold(f32::MIN, f32::max);
+                    if off < 0.1 && best - row[*token as usize] < 0.1 { 0.0 } else { f64::INFINITY }
+                }
+            });
+        }
+    }
     // The most likely token, asked for as logits and as a token.
     let ask = |want| {
         let mut cache = ours[0].clone();
-        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[51..52], want }])?;
+        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[55..56], want }])?;
         Ok::<_, CudaError>(answers.into_iter().next())
     };
     let (row, drawn) = (ask(Want::Logits)?, ask(Want::Token { inv_temp: 1.0, uniform: -1.0 })?);
