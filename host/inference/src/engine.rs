@@ -86,6 +86,7 @@ pub struct Handle {
     stats: Arc<Mutex<Stats>>,
     max_model_len: usize,
     vocab_size: usize,
+    takes_adapters: bool,
 }
 
 /// An engine on a thread of its own. Dropping it shuts it down.
@@ -113,6 +114,7 @@ impl Engine {
             stats: Arc::default(),
             max_model_len: config.max_model_len,
             vocab_size: snapshot.config().vocab_size,
+            takes_adapters: snapshot.takes_adapters(),
         };
         let ending = handle.ending.clone();
         let scheduler = Scheduler::new(snapshot, version, config, handle.stats.clone());
@@ -176,7 +178,7 @@ impl Handle {
     /// Queues a request; its events come as they happen. Dropping them cancels it.
     ///
     /// They end with one of [`InferenceError::Overlong`], [`InferenceError::EmptyPrompt`],
-    /// [`InferenceError::UnknownToken`] and [`InferenceError::InvalidSampling`] for a bad request;
+    /// [`InferenceError::UnknownToken`], [`InferenceError::InvalidSampling`] and [`InferenceError::NoAdapters`] for a bad request;
     /// [`InferenceError::Busy`] and [`InferenceError::CacheFull`] under load; [`InferenceError::NonFiniteLogits`] for
     /// broken weights; [`InferenceError::Failed`] or [`InferenceError::Shutdown`] when the engine has ended.
     pub fn submit(&self, request: Request) -> Events {
@@ -220,6 +222,9 @@ impl Handle {
                 value: format!("{:?}", request.sampling.stop),
                 want: "empty where the request has no decoder",
             });
+        }
+        if request.adapter.is_some() && !self.takes_adapters {
+            return Err(InferenceError::NoAdapters);
         }
         let prompt = &request.prompt;
         if prompt.is_empty() {

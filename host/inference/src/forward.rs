@@ -3,7 +3,7 @@
 //! Owns the seam that lets the scheduler be tested with a model made of a hash. Must not know requests.
 
 use prl_kernels::Meter;
-use prl_model::{Answer, Cache, Extend, Snapshot, Want};
+use prl_model::{Adapter, Answer, Cache, Extend, Snapshot, Want};
 use prl_types::TokenId;
 use std::sync::Arc;
 
@@ -15,6 +15,8 @@ pub(crate) struct Work<'a, C> {
     pub ids: &'a [TokenId],
     /// What is wanted of the token after the last of `ids`.
     pub want: Want,
+    /// What is added to the weights for it.
+    pub adapter: Option<&'a Adapter>,
 }
 
 /// Keys and values of one sequence; a clone is a fork.
@@ -66,8 +68,10 @@ impl Forward for Arc<dyn Snapshot> {
     }
 
     fn extend(&self, batch: &mut [Work<'_, Cache>]) -> Result<Vec<Answer>, String> {
-        let mut batch: Vec<Extend<'_>> =
-            batch.iter_mut().map(|w| Extend { cache: &mut *w.cache, ids: w.ids, want: w.want }).collect();
+        let mut batch: Vec<Extend<'_>> = batch
+            .iter_mut()
+            .map(|w| Extend { cache: &mut *w.cache, ids: w.ids, want: w.want, adapter: w.adapter })
+            .collect();
         Snapshot::extend(self.as_ref(), &mut batch).map_err(|e| e.to_string())
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// Tokens between the places at which sequences are compared.
 const BLOCK: usize = 16;
 
-/// What a cache was made for besides its tokens.
-pub(crate) type Salt = Option<Arc<str>>;
+/// What a cache was made for besides its tokens: a caller's word, and an adapter's id.
+pub(crate) type Salt = (Option<Arc<str>>, Option<u64>);
 
 struct Entry<C> {
     salt: Salt,
@@ -134,6 +134,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const PLAIN: Salt = (None, None);
+
     impl Cached for Vec<TokenId> {
         fn truncate(&mut self, len: usize) {
             Vec::truncate(self, len);
@@ -149,13 +151,13 @@ mod tests {
         let mut prefixes = Prefixes::new(2);
         let ids = |first: u32| (first..first + 40).collect::<Vec<_>>();
         for first in [0, 100] {
-            prefixes.keep(None, ids(first), ids(first));
+            prefixes.keep(PLAIN, ids(first), ids(first));
         }
-        assert_eq!(prefixes.find(&None, &ids(0)), Some((ids(0)[..39].to_vec(), 39)));
-        prefixes.keep(None, ids(200), ids(200));
-        assert_eq!(prefixes.find(&None, &ids(100)), None);
-        assert!(prefixes.find(&None, &ids(0)).is_some());
-        assert_eq!(prefixes.find(&Some("salt".into()), &ids(0)), None);
+        assert_eq!(prefixes.find(&PLAIN, &ids(0)), Some((ids(0)[..39].to_vec(), 39)));
+        prefixes.keep(PLAIN, ids(200), ids(200));
+        assert_eq!(prefixes.find(&PLAIN, &ids(100)), None);
+        assert!(prefixes.find(&PLAIN, &ids(0)).is_some());
+        assert_eq!(prefixes.find(&(Some("salt".into()), None), &ids(0)), None);
         assert!(prefixes.give_up() && prefixes.give_up() && !prefixes.give_up());
         assert!(prefixes.index.is_empty());
     }
@@ -169,14 +171,14 @@ mod tests {
         ) {
             let mut prefixes = Prefixes::new(4);
             for (salted, ids) in kept {
-                let salt: Salt = salted.then(|| "s".into());
+                let salt: Salt = (None, salted.then_some(1));
                 prefixes.keep(salt.clone(), ids.clone(), ids.clone());
                 let found = prefixes.find(&salt, &[&ids[..], &[7]].concat());
                 prop_assert!(found.is_none_or(|(cache, len)| len == ids.len() && cache == ids) || ids.len() < BLOCK);
                 let again = prefixes.find(&salt, &ids);
                 prop_assert!(again.is_none_or(|(cache, len)| len == ids.len() - 1 && cache == ids[..len]) || ids.len() == 1);
             }
-            if let Some((cache, len)) = prefixes.find(&None, &asked) {
+            if let Some((cache, len)) = prefixes.find(&PLAIN, &asked) {
                 prop_assert!(len < asked.len() && cache == asked[..len]);
             }
         }

@@ -1,7 +1,9 @@
 //! What callers ask of the engine and what they get, piece by piece. Owns these types; must not know how requests are
 //! scheduled.
 
+use crate::prefix::Salt;
 use crate::{Decode, InferenceError, SamplingParams};
+use prl_model::Adapter;
 use prl_types::{FinishReason, PolicyVersion, TokenId};
 use std::sync::Arc;
 
@@ -29,6 +31,8 @@ pub struct Request {
     pub shared: bool,
     /// Keys and values are shared between requests of the same salt only.
     pub cache_salt: Option<Arc<str>>,
+    /// What is added to the weights for it.
+    pub adapter: Option<Arc<Adapter>>,
     /// Whose it is.
     pub class: Class,
     /// Needed when `sampling.stop` is not empty.
@@ -39,7 +43,13 @@ impl Request {
     /// A request of its own: nothing shared ahead, no decoder.
     pub fn new(prompt: impl Into<Arc<[TokenId]>>, sampling: SamplingParams, seed: u64) -> Self {
         let (class, cache_salt) = (Class::Train, None);
-        Request { prompt: prompt.into(), sampling, seed, shared: false, cache_salt, class, decode: None }
+        let (prompt, adapter) = (prompt.into(), None);
+        Request { prompt, sampling, seed, shared: false, cache_salt, adapter, class, decode: None }
+    }
+
+    /// What its keys and values depend on besides tokens and weights.
+    pub(crate) fn salt(&self) -> Salt {
+        (self.cache_salt.clone(), self.adapter.as_ref().map(|adapter| adapter.id()))
     }
 }
 

@@ -198,11 +198,11 @@ impl<F: Forward> Scheduler<F> {
                 true => live.job.request.prompt.clone(),
                 false => live.context().into(),
             };
-            let salt = live.job.request.cache_salt.clone();
+            let salt = live.job.request.salt();
             let scores = live.scores_prompt();
             let joins = |p: &&mut Prefill<F::Cache>| {
                 let first = &p.members[0];
-                p.ids == ids && !scores && !first.scores_prompt() && first.job.request.cache_salt == salt
+                p.ids == ids && !scores && !first.scores_prompt() && first.job.request.salt() == salt
             };
             if let Some(prefill) = self.prefills.iter_mut().find(joins) {
                 self.counts.forks += 1;
@@ -305,7 +305,8 @@ impl<F: Forward> Scheduler<F> {
         for (i, Decoding { live, cache, answer }) in self.decoding.iter_mut().enumerate() {
             *answer = Some(i);
             let want = live.want();
-            work.push(Work { cache, ids: &live.ids[live.ids.len() - 1..], want });
+            let adapter = live.job.request.adapter.as_deref();
+            work.push(Work { cache, ids: &live.ids[live.ids.len() - 1..], want, adapter });
         }
         let mut answered = work.len();
         for (p, n) in self.prefills.iter_mut().zip(chunks).filter(|(_, n)| **n > 0) {
@@ -319,7 +320,8 @@ impl<F: Forward> Scheduler<F> {
             };
             p.answer = (want != Want::Nothing).then_some(answered);
             answered += usize::from(want != Want::Nothing);
-            work.push(Work { cache: &mut p.cache, ids, want });
+            let adapter = p.members.first().and_then(|live| live.job.request.adapter.as_deref());
+            work.push(Work { cache: &mut p.cache, ids, want, adapter });
         }
         if work.is_empty() {
             return Ok(());
@@ -357,7 +359,7 @@ impl<F: Forward> Scheduler<F> {
         for Prefill { ids, cache, mut members, answer, .. } in ready {
             self.counts.prefills += 1;
             if let Some(live) = members.iter().find(|live| live.job.request.shared) {
-                self.prefixes.keep(live.job.request.cache_salt.clone(), ids.to_vec(), cache.clone());
+                self.prefixes.keep(live.job.request.salt(), ids.to_vec(), cache.clone());
             }
             members.iter_mut().for_each(|live| live.prompt_done(self.version));
             let last = members.pop();
@@ -396,7 +398,7 @@ impl<F: Forward> Scheduler<F> {
             if well && live.began == Some(self.version) {
                 let mut ids = live.context();
                 ids.pop();
-                self.prefixes.keep(live.job.request.cache_salt.clone(), ids, cache);
+                self.prefixes.keep(live.job.request.salt(), ids, cache);
             }
             over.push(live);
         }

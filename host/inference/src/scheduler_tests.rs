@@ -76,8 +76,9 @@ impl Forward for Hash {
             let held = |id: &TokenId| (self.weights, *id, Arc::new(work.cache.meter.hold(1)));
             let new: Vec<_> = work.ids.iter().map(held).collect();
             work.cache.ids.extend(new);
+            let adapter = work.adapter.map_or(0, |adapter| mix(adapter.id()));
             let row = |seen: &[(u64, TokenId, Arc<Held>)]| {
-                let seen = seen.iter().fold(self.weights, |h, (w, id, _)| mix(h ^ mix(*w) ^ u64::from(*id)));
+                let seen = seen.iter().fold(self.weights ^ adapter, |h, (w, id, _)| mix(h ^ mix(*w) ^ u64::from(*id)));
                 (0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0).collect::<Vec<f32>>()
             };
             let ids = &work.cache.ids;
@@ -201,17 +202,22 @@ fn a_group_prefills_its_prompt_once_whenever_its_members_come() {
 #[test]
 fn equal_prompts_of_one_salt_are_shared_and_a_next_turn_goes_on_where_the_last_one_ended() {
     let salted = |salt: &str| Request { cache_salt: Some(salt.into()), ..request(&[1, 2], 0, 2) };
-    let mut bench = Bench::new(config(5));
+    let mut bench = Bench::new(config(6));
     let answers = [
         bench.submit(&request(&[1, 2], 0, 2)),
         bench.submit(&request(&[1, 3], 0, 2)),
         bench.submit(&request(&[1, 2], 0, 2)),
         bench.submit(&salted("a")),
         bench.submit(&salted("b")),
+        bench.submit(&Request {
+            adapter: Some(Arc::new(prl_model::Adapter::new(Vec::new()))),
+            ..request(&[1, 2], 0, 2)
+        }),
     ];
     bench.finish();
-    assert_eq!((bench.stats().prefills, bench.stats().forks), (4, 1));
-    let [a, b, c, d, e] = answers.map(take);
+    assert_eq!((bench.stats().prefills, bench.stats().forks), (5, 1));
+    let [a, b, c, d, e, f] = answers.map(take);
+    assert_ne!(a, f);
     assert_eq!((&a, &a, &a), (&c, &d, &e));
     assert_eq!(b, alone(&request(&[1, 3], 0, 2)));
 
@@ -309,7 +315,9 @@ fn prompts_are_scored_like_what_follows_them() {
     for (at, scored) in prompt.logprobs.iter().chain(tokens.iter().map(|drawn| &drawn.scored)).enumerate() {
         let ids: Vec<_> = long.iter().copied().chain(tokens.iter().map(|drawn| drawn.scored.id)).collect();
         let mut cache = hash.new_cache(&Meter::default());
-        let row = hash.extend(&mut [Work { cache: &mut cache, ids: &ids[..=at], want: Want::Logits }]).unwrap();
+        let row = hash
+            .extend(&mut [Work { cache: &mut cache, ids: &ids[..=at], want: Want::Logits, adapter: None }])
+            .unwrap();
         let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
         assert_eq!((scored.id, scored.logprob), (ids[at + 1], hash.logprob(row, ids[at + 1], 1.0)));
         assert_eq!(scored.rank as usize, row.iter().filter(|x| **x > row[scored.id as usize]).count() + 1);
@@ -445,7 +453,7 @@ fn logprobs_are_over_the_whole_vocabulary_whatever_is_filtered() {
     let got = alone(&filtered);
     let hash = Hash { weights: 0, draws: DRAWS.get() };
     let mut cache = hash.new_cache(&Meter::default());
-    let row = hash.extend(&mut [Work { cache: &mut cache, ids: &[1, 2], want: Want::Logits }]).unwrap();
+    let row = hash.extend(&mut [Work { cache: &mut cache, ids: &[1, 2], want: Want::Logits, adapter: None }]).unwrap();
     let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
     assert_eq!(got.logprobs()[0], hash.logprob(row, got.ids()[0], 0.7));
     let mut greedy = request(&[1, 2], 3, 1);

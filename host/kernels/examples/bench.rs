@@ -177,8 +177,11 @@ impl Model {
         let prompts: Vec<Vec<u32>> = (0..sequences).map(|_| rng.ids(prompt, self.dims.vocab)).collect();
         let mut caches: Vec<KvCache> = prompts.iter().map(|_| KvCache::new(&self.dims, &Meter::default())).collect();
         let start = Instant::now();
-        let mut items: Vec<ExtendItem<'_>> =
-            caches.iter_mut().zip(&prompts).map(|(cache, ids)| ExtendItem { cache, ids, logits: 0 }).collect();
+        let mut items: Vec<ExtendItem<'_>> = caches
+            .iter_mut()
+            .zip(&prompts)
+            .map(|(cache, ids)| ExtendItem { cache, ids, logits: 0, adapter: None })
+            .collect();
         extend(&w, &mut items);
         let prefill = start.elapsed().as_secs_f64();
         let mut all = Vec::new();
@@ -188,7 +191,7 @@ impl Model {
             let mut items: Vec<ExtendItem<'_>> = caches
                 .iter_mut()
                 .zip(next.chunks_exact(1))
-                .map(|(cache, ids)| ExtendItem { cache, ids, logits: 1 })
+                .map(|(cache, ids)| ExtendItem { cache, ids, logits: 1, adapter: None })
                 .collect();
             let logits = extend(&w, &mut items);
             let mut sum = 0.0;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::adapter::{self, AdapterLayer, RowAdapters};
 use crate::attention::{KEY_BLOCK, PackedHead, QUERY_BLOCK, Rows, Scratch, attend, block_sizes, padded};
 use crate::forward::{Rest, check_ids, embed_rows, finish_layer};
 use crate::gemm::nt;
@@ -104,6 +105,8 @@ pub struct ExtendItem<'a> {
     pub ids: &'a [u32],
     /// After how many of them, counted from the last, logits are wanted.
     pub logits: usize,
+    /// Of each layer, what is added to its matrices; must have passed [`AdapterLayer::validate`].
+    pub adapter: Option<&'a [AdapterLayer]>,
 }
 
 /// One sequence while a call runs.
@@ -113,6 +116,7 @@ struct Sequence<'a> {
     past: usize,
     blocks: Vec<Shared<'static, f32>>,
     logits: usize,
+    adapter: Option<&'a [AdapterLayer]>,
 }
 
 /// Keys and values of one layer and head of a sequence.
@@ -152,7 +156,8 @@ pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
         let past = c.len;
         let blocks = item.cache.reserve(item.ids.len());
         item.cache.len += item.ids.len();
-        sequences.push(Sequence { ids: item.ids, first_row: 0, past, blocks, logits: item.logits.min(item.ids.len()) });
+        let logits = item.logits.min(item.ids.len());
+        sequences.push(Sequence { ids: item.ids, first_row: 0, past, blocks, logits, adapter: item.adapter });
     }
     let threads = rayon::current_num_threads();
     let tokens: usize = sequences.iter().map(|s| s.ids.len()).sum();
@@ -195,7 +200,7 @@ fn balance<'s, 'a>(sequences: &'s mut [Sequence<'a>], parts: usize) -> Vec<&'s m
 }
 
 /// Runs a group of sequences through the decoder, over the pool's threads if `parallel`.
-fn run(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'_>], logits: &mut [f32]) {
+fn run<'a>(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'a>], logits: &mut [f32]) {
     let d = w.dims;
     let (h, q, kv, hd) = (d.hidden, d.q_width(), d.kv_width(), d.head_dim);
     let width = q + 2 * kv;
@@ -215,6 +220,8 @@ fn run(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'_>], logi
     let mut attn = vec![0.0f32; rows * q];
     let (keys_len, values_len) = block_sizes(hd);
     for (i, layer) in w.layers.iter().enumerate() {
+        let adapted = |s: &'_ Sequence<'a>| Some((s.first_row..s.first_row + s.ids.len(), s.adapter?.get(i)?));
+        let adapters: RowAdapters<'_> = sequences.iter().filter_map(adapted).collect();
         let normed = &mut buffers.narrow;
         norm_rows(&x, layer.input_norm, d.norm_eps, normed);
         // SAFETY: the buffers have the widths of the weights.
@@ -223,6 +230,10 @@ fn run(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'_>], logi
             nt(parallel, rows, q, h, normed.as_ptr(), h, layer.q.as_ptr(), to, width);
             nt(parallel, rows, kv, h, normed.as_ptr(), h, layer.k.as_ptr(), to.add(q), width);
             nt(parallel, rows, kv, h, normed.as_ptr(), h, layer.v.as_ptr(), to.add(q + kv), width);
+            let x = (normed.as_ptr(), h, h);
+            adapter::add(&adapters, |l| &l.q, x, (to, width, q));
+            adapter::add(&adapters, |l| &l.k, x, (to.add(q), width, kv));
+            adapter::add(&adapters, |l| &l.v, x, (to.add(q + kv), width, kv));
         }
         heads_rows(d, layer, &table, &entries, &mut qkv, None);
         let attn_out = Shared::new(&mut attn);
@@ -250,7 +261,7 @@ fn run(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'_>], logi
                 (0..d.kv_heads).for_each(|g| task(&mut scratch, s, g));
             }
         }
-        finish_layer(parallel, d, layer, &attn, &mut x, &mut buffers);
+        finish_layer(parallel, d, layer, &adapters, &attn, &mut x, &mut buffers);
     }
     let last = |s: &Sequence<'_>| (s.first_row + s.ids.len() - s.logits)..(s.first_row + s.ids.len());
     let wanted: Vec<usize> = sequences.iter().flat_map(last).collect();

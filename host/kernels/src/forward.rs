@@ -4,6 +4,7 @@
 
 use rayon::prelude::*;
 
+use crate::adapter::{self, RowAdapters};
 use crate::attention::{Document, QUERY_BLOCK, Rows, Scratch, attend};
 use crate::gemm::Panels;
 use crate::pool::Buffer;
@@ -241,8 +242,17 @@ fn attention(d: &Dims, qkv: &[f32], doc_lens: &[usize], out: &mut [f32]) {
     tasks.par_iter().for_each_init(Scratch::default, |scratch, task| run(scratch, task));
 }
 
-/// One layer's part after attention for rows in place, through the unpacked weights: `x += o·attn`, `x += mlp(x)`.
-pub(crate) fn finish_layer(parallel: bool, d: &Dims, layer: &LayerView<'_>, attn: &[f32], x: &mut [f32], s: &mut Rest) {
+/// One layer's part after attention for rows in place, through the unpacked weights and what `adapters` add to them:
+/// `x += o·attn`, `x += mlp(x)`.
+pub(crate) fn finish_layer(
+    parallel: bool,
+    d: &Dims,
+    layer: &LayerView<'_>,
+    adapters: &RowAdapters<'_>,
+    attn: &[f32],
+    x: &mut [f32],
+    s: &mut Rest,
+) {
     let (n, h) = (x.len() / d.hidden, d.hidden);
     let Rest { narrow, gate_up, wide } = s;
     // SAFETY: the buffers have the widths of the weights.
@@ -258,11 +268,16 @@ pub(crate) fn finish_layer(parallel: bool, d: &Dims, layer: &LayerView<'_>, attn
             narrow.as_mut_ptr(),
             h,
         );
+        let q = d.q_width();
+        adapter::add(adapters, |l| &l.o, (attn.as_ptr(), q, q), (narrow.as_mut_ptr(), h, h));
         add(narrow, x);
         norm_rows(x, layer.post_norm, d.norm_eps, narrow);
         let gu = gate_up.as_mut_ptr();
         crate::gemm::nt(parallel, n, d.ffn, h, narrow.as_ptr(), h, layer.gate.as_ptr(), gu, 2 * d.ffn);
         crate::gemm::nt(parallel, n, d.ffn, h, narrow.as_ptr(), h, layer.up.as_ptr(), gu.add(d.ffn), 2 * d.ffn);
+        let (normed, f) = (narrow.as_ptr(), d.ffn);
+        adapter::add(adapters, |l| &l.gate, (normed, h, h), (gu, 2 * f, f));
+        adapter::add(adapters, |l| &l.up, (normed, h, h), (gu.add(f), 2 * f, f));
         let step = (1 << 14) / d.ffn + 1;
         let wide_rows = Shared::new(wide);
         let gate_up = &*gate_up;
@@ -271,6 +286,7 @@ pub(crate) fn finish_layer(parallel: bool, d: &Dims, layer: &LayerView<'_>, attn
             swiglu_rows(&gate_up[r.start * 2 * d.ffn..r.end * 2 * d.ffn], d.ffn, to);
         });
         crate::gemm::nt(parallel, n, h, d.ffn, wide.as_ptr(), d.ffn, layer.down.as_ptr(), narrow.as_mut_ptr(), h);
+        adapter::add(adapters, |l| &l.down, (wide.as_ptr(), f, f), (narrow.as_mut_ptr(), h, h));
         add(narrow, x);
     }
 }

@@ -9,6 +9,7 @@
 //! or [`extend`]. Every product is a chain of fused multiply-adds in ascending order, every reduction has a fixed shape.
 //! Gradients are summed in a fixed order too. Different processors may give different bits; one process never does.
 
+mod adapter;
 mod attention;
 mod backward;
 mod cache;
@@ -27,6 +28,7 @@ mod simd;
 mod transpose;
 mod weights;
 
+pub use adapter::{AdapterLayer, LowRank};
 pub use backward::backward;
 pub use cache::{ExtendItem, KvCache, extend};
 pub use forward::{Activations, forward};

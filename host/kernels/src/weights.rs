@@ -134,6 +134,21 @@ pub enum KernelError {
         /// Elements needed.
         want: usize,
     },
+    /// A low-rank addition does not fit its matrix.
+    #[error(
+        "the addition of rank {rank} to {name} has {} and {} elements; its matrix is {} by {}",
+        got[0], got[1], shape[0], shape[1]
+    )]
+    Adapter {
+        /// The matrix.
+        name: &'static str,
+        /// The rank.
+        rank: usize,
+        /// Elements of the two factors.
+        got: [usize; 2],
+        /// The matrix's shape, `[out, in]`.
+        shape: [usize; 2],
+    },
     /// An optional weight is there but should not be, or the other way round.
     #[error("weight `{name}` is {}, but the dimensions say otherwise", if *present { "present" } else { "missing" })]
     Presence {

@@ -109,7 +109,7 @@ proptest! {
                     if want_logits {
                         ends.push(start + have + take - 1);
                     }
-                    items.push(ExtendItem { cache, ids: &ids[start + have..start + have + take], logits: usize::from(want_logits) });
+                    items.push(ExtendItem { cache, ids: &ids[start + have..start + have + take], logits: usize::from(want_logits), adapter: None });
                 }
                 let got = with_threads(threads, || extend(&w, &mut items));
                 prop_assert_eq!(got.len(), ends.len() * d.vocab);
@@ -141,11 +141,11 @@ fn large_decoder_agrees() {
         let mut caches = [KvCache::new(d, &Meter::default()), KvCache::new(d, &Meter::default())];
         let [a, b] = &mut caches;
         let mut items = [
-            ExtendItem { cache: a, ids: &ids[..37], logits: 1 },
-            ExtendItem { cache: b, ids: &ids[37..69], logits: 0 },
+            ExtendItem { cache: a, ids: &ids[..37], logits: 1, adapter: None },
+            ExtendItem { cache: b, ids: &ids[37..69], logits: 0, adapter: None },
         ];
         let first = with_threads(threads, || extend(&w, &mut items));
-        let mut items = [ExtendItem { cache: b, ids: &ids[69..], logits: 1 }];
+        let mut items = [ExtendItem { cache: b, ids: &ids[69..], logits: 1, adapter: None }];
         let second = with_threads(threads, || extend(&w, &mut items));
         for (row, t) in [(&first, 36), (&second, 69)] {
             assert_eq!(log_softmax_at(row, 0.7, labels[t]).logprob.to_bits(), stats.logprob[t].to_bits());
@@ -160,7 +160,8 @@ fn forks_and_truncation() {
     let w = model.view();
     let mut rng = Rng(4);
     let prompt = rng.ids(45, 50);
-    let step = |cache: &mut KvCache, ids: &[u32]| extend(&w, &mut [ExtendItem { cache, ids, logits: 1 }]);
+    let step =
+        |cache: &mut KvCache, ids: &[u32]| extend(&w, &mut [ExtendItem { cache, ids, logits: 1, adapter: None }]);
     let mut trunk = KvCache::new(&model.dims, &Meter::default());
     step(&mut trunk, &prompt);
     let mut fork = trunk.clone();

@@ -3,7 +3,7 @@
 
 use crate::learner::{Passes, Rows, inverse};
 use crate::sample::{CacheKind, answers, check_ids};
-use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot};
+use crate::{Adapter, Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::optim::GradientsParams;
@@ -133,6 +133,10 @@ impl Snapshot for FastSnapshot {
         Cache(CacheKind::Fast(Kv { cache: KvCache::new(dims, meter), shape: cache_shape(dims) }))
     }
 
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
         let mut items = Vec::with_capacity(batch.len());
         for item in batch {
@@ -146,7 +150,8 @@ impl Snapshot for FastSnapshot {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, &self.config)?;
-            items.push(ExtendItem { cache, ids: item.ids, logits: item.want.logits(item.ids.len()) });
+            let adapter = item.adapter.map(Adapter::layers);
+            items.push(ExtendItem { cache, ids: item.ids, logits: item.want.logits(item.ids.len()), adapter });
         }
         let logits = prl_kernels::extend(&self.weights.view(), &mut items);
         Ok(answers(&logits, self.config.vocab_size, items.iter().map(|item| item.logits)))

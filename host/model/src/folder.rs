@@ -4,6 +4,7 @@
 mod load;
 mod save;
 
+pub(crate) use load::{each_float, map_file};
 pub use save::{Precision, SaveOptions};
 
 use crate::ModelError;

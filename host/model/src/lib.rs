@@ -3,6 +3,7 @@
 //! Owns what a model *is* and how it is computed, in two implementations held against each other. Must not know
 //! rewards, losses, sampling, optimisers or run directories.
 
+mod adapter;
 mod config;
 mod decoder;
 mod device;
@@ -18,6 +19,7 @@ mod reference;
 mod rope;
 mod sample;
 
+pub use adapter::Adapter;
 pub use config::{CONFIG_FILE, Family, ModelConfig};
 pub use decoder::{Decoder, Layer, Matrix, ParamRef, Vector};
 pub use device::Device;

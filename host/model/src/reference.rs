@@ -7,7 +7,7 @@ mod passes;
 
 pub(crate) use passes::ReferencePasses;
 
-use crate::sample::{CacheKind, answers, check_ids};
+use crate::sample::{CacheKind, answers, check_ids, check_no_adapter};
 use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot};
 use body::{Body, Past};
 use burn::tensor::Tensor;
@@ -90,6 +90,7 @@ impl Snapshot for ReferenceSnapshot {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, self.config())?;
+            check_no_adapter(item.adapter)?;
             ids.extend_from_slice(item.ids);
             lens.push(item.ids.len());
             pasts.push(Past { layers: kv.layers.clone(), len: kv.len });

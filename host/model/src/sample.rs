@@ -1,7 +1,7 @@
 //! What inference sees of a model: [`Snapshot`] to sample from, [`Cache`] for a sequence, and what it may ask for. Owns
 //! these terms; must not know requests, filters or training.
 
-use crate::{Decoder, Kernels, ModelConfig, ModelError, fast, reference};
+use crate::{Adapter, Decoder, Kernels, ModelConfig, ModelError, fast, reference};
 use prl_kernels::Meter;
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -14,11 +14,17 @@ pub trait Snapshot: Send + Sync {
     /// An empty key/value cache for one sequence of this model, which counts what it takes on `meter`.
     fn new_cache(&self, meter: &Meter) -> Cache;
 
+    /// Whether items may have adapters.
+    fn takes_adapters(&self) -> bool {
+        false
+    }
+
     /// Runs each item's `ids` behind what its cache holds and leaves them in the cache. Returns what the items that want
     /// something want of the token that follows, in order.
     ///
     /// # Errors
-    /// An item without ids, an id outside the vocabulary, a cache of another model or implementation, a failing device.
+    /// An item without ids, an id outside the vocabulary, a cache of another model or implementation, an adapter where none
+    /// is taken, a failing device.
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError>;
 
     /// log softmax(logits / temperature)[id] of one row of logits, computed exactly as [`Learner::forward`] does on
@@ -34,6 +40,8 @@ pub struct Extend<'a> {
     pub ids: &'a [TokenId],
     /// What is wanted of the token that follows.
     pub want: Want,
+    /// What is added to the weights for it.
+    pub adapter: Option<&'a Adapter>,
 }
 
 /// What an item wants of the distribution of the token that follows its last one.
@@ -155,6 +163,14 @@ impl Decoder {
             Kernels::Fast => Arc::new(fast::FastSnapshot::new(self)?),
             Kernels::Reference => Arc::new(reference::ReferenceSnapshot::new(self)),
         })
+    }
+}
+
+/// For implementations that take no adapters.
+pub(crate) fn check_no_adapter(adapter: Option<&Adapter>) -> Result<(), ModelError> {
+    match adapter {
+        Some(_) => Err(ModelError::Input("adapters are not supported here".into())),
+        None => Ok(()),
     }
 }
 

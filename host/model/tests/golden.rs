@@ -25,7 +25,7 @@ fn logits(snapshot: &dyn Snapshot, ids: &[u32], pieces: &[usize]) -> Vec<f32> {
     let mut cache = snapshot.new_cache(&Meter::default());
     let (mut out, mut start) = (Vec::new(), 0);
     for piece in pieces {
-        let item = Extend { cache: &mut cache, ids: &ids[start..start + piece], want: Want::Logits };
+        let item = Extend { cache: &mut cache, ids: &ids[start..start + piece], want: Want::Logits, adapter: None };
         out.extend(rows(snapshot.extend(&mut [item]).unwrap()));
         start += piece;
     }
@@ -163,15 +163,16 @@ fn sequences_of_a_batch_do_not_see_each_other_and_forks_share_a_prefix() {
         let snapshot = decoder.snapshot(kernels).unwrap();
         let mut prompt = snapshot.new_cache(&Meter::default());
         assert!(prompt.is_empty());
-        let silent =
-            snapshot.extend(&mut [Extend { cache: &mut prompt, ids: &[5, 6, 7], want: Want::Nothing }]).unwrap();
+        let silent = snapshot
+            .extend(&mut [Extend { cache: &mut prompt, ids: &[5, 6, 7], want: Want::Nothing, adapter: None }])
+            .unwrap();
         assert!(silent.is_empty());
         let (mut a, mut b, mut c) = (prompt.clone(), prompt.clone(), snapshot.new_cache(&Meter::default()));
         let together = snapshot
             .extend(&mut [
-                Extend { cache: &mut a, ids: &[8], want: Want::Logits },
-                Extend { cache: &mut c, ids: &[5, 6, 7, 9], want: Want::Nothing },
-                Extend { cache: &mut b, ids: &[9, 10], want: Want::Logits },
+                Extend { cache: &mut a, ids: &[8], want: Want::Logits, adapter: None },
+                Extend { cache: &mut c, ids: &[5, 6, 7, 9], want: Want::Nothing, adapter: None },
+                Extend { cache: &mut b, ids: &[9, 10], want: Want::Logits, adapter: None },
             ])
             .map(rows)
             .unwrap();
@@ -238,7 +239,7 @@ fn misuse_is_an_error_not_a_panic() {
         let mut foreign: Cache = decoder.snapshot(other).unwrap().new_cache(&Meter::default());
         let mut cache = snapshot.new_cache(&Meter::default());
         let extend = |cache: &mut Cache, ids: &[u32]| {
-            snapshot.extend(&mut [Extend { cache, ids, want: Want::Logits }]).unwrap_err().to_string()
+            snapshot.extend(&mut [Extend { cache, ids, want: Want::Logits, adapter: None }]).unwrap_err().to_string()
         };
         assert!(extend(&mut foreign, &[1]).contains("cache of another implementation"));
         assert!(extend(&mut cache, &[]).contains("without new tokens"));

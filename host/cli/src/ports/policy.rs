@@ -52,13 +52,10 @@ impl Policy for EnginePolicy {
             ..SamplingParams::default()
         };
         let answer = self.engine.generate(Request {
-            prompt: request.prompt,
-            sampling,
-            seed: request.seed,
             shared: request.shared_prompt,
-            cache_salt: None,
             class: if request.eval { Class::Eval } else { Class::Train },
             decode: Some(self.decode.clone()),
+            ..Request::new(request.prompt, sampling, request.seed)
         });
         answer.map(|result| result.map_err(policy_error)).boxed()
     }

@@ -60,13 +60,13 @@ impl Decoder {
     }
 }
 
-fn map_file(path: &Path) -> Result<Mmap, ModelError> {
+pub(crate) fn map_file(path: &Path) -> Result<Mmap, ModelError> {
     let file = File::open(path).map_err(ModelError::io("read", path))?;
     let len = file.metadata().map_err(ModelError::io("read", path))?.len();
     if len == 0 {
         return Err(ModelError::weights(path, "is empty"));
     }
-    // SAFETY: the bytes are only read, and only until load_hf returns. Another process that shortens the file within
+    // SAFETY: the bytes are only read, and only until loading returns. Another process that shortens the file within
     // that time ends this one with SIGBUS, as with every reader of mapped weights.
     unsafe { Mmap::map(&file) }.map_err(ModelError::io("read", path))
 }
@@ -85,6 +85,11 @@ fn widen(path: &Path, view: &TensorView<'_>, info: &ParameterInfo) -> Result<Vec
             format!("tensor `{name}` has shape {got:?}, config.json asks for {want:?}"),
         ));
     }
+    each_float(path, name, view)
+}
+
+/// The values as f32.
+pub(crate) fn each_float(path: &Path, name: &str, view: &TensorView<'_>) -> Result<Vec<f32>, ModelError> {
     let bytes = view.data();
     match view.dtype() {
         Dtype::F32 => Ok(each(bytes, f32::from_le_bytes)),

@@ -5,7 +5,7 @@ use super::{Arithmetic, GpuOptions, Recompute};
 use crate::fast::dims;
 use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 use crate::learner::{GpuPasses, Rows, inverse};
-use crate::sample::{CacheKind, check_ids};
+use crate::sample::{CacheKind, check_ids, check_no_adapter};
 use crate::{Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Snapshot, Want};
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
@@ -293,6 +293,7 @@ impl<T: Stored> Snapshot for Sampled<T> {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, &self.config)?;
+            check_no_adapter(item.adapter)?;
             let Some(cache) = T::of(&mut item.cache.0) else {
                 return Err(ModelError::Input("a cache of another implementation given to the GPU's".into()));
             };

@@ -174,7 +174,7 @@ fn sampling<T: Element>(
             .enumerate()
             .filter_map(|(i, cache)| {
                 let (_, ids) = call.iter().find(|(of, _)| *of == i)?;
-                Some(ExtendItem { cache, ids, logits: 1 })
+                Some(ExtendItem { cache, ids, logits: 1, adapter: None })
             })
             .collect();
         let want = crate::extend(view, &mut items);
@@ -187,7 +187,7 @@ fn sampling<T: Element>(
         let wants = [if step % 2 == 0 { greedy } else { Want::Logits }, Want::Logits, greedy];
         let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, want });
         let got = sampling.extend(&mut items.collect::<Vec<_>>())?;
-        let items = theirs.iter_mut().map(|cache| ExtendItem { cache, ids: next, logits: 1 });
+        let items = theirs.iter_mut().map(|cache| ExtendItem { cache, ids: next, logits: 1, adapter: None });
         let rows = crate::extend(view, &mut items.collect::<Vec<_>>());
         for (answer, row) in got.iter().zip(rows.chunks_exact(view.dims.vocab)) {
             worst = worst.max(match answer {

@@ -1,0 +1,184 @@
+//! LoRA adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. Owns reading them and what is
+//! refused; what they do to a forward pass is prl-kernels' business.
+
+use crate::fast::dims;
+use crate::folder::{each_float, map_file};
+use crate::{ModelConfig, ModelError};
+use prl_kernels::{AdapterLayer, LowRank};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The settings' file.
+const SETTINGS: &str = "adapter_config.json";
+/// The weights' file.
+const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// Low-rank additions to a model's matrices, for some of the sequences of a batch.
+#[derive(Debug)]
+pub struct Adapter {
+    id: u64,
+    rank: usize,
+    layers: Vec<AdapterLayer>,
+}
+
+#[derive(Deserialize)]
+struct Settings {
+    peft_type: Option<String>,
+    r: usize,
+    lora_alpha: f64,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    use_dora: bool,
+    #[serde(default)]
+    fan_in_fan_out: bool,
+    bias: Option<String>,
+    #[serde(default)]
+    rank_pattern: Option<BTreeMap<String, serde_json::Value>>,
+    #[serde(default)]
+    alpha_pattern: Option<BTreeMap<String, serde_json::Value>>,
+    modules_to_save: Option<Vec<String>>,
+}
+
+impl Adapter {
+    /// Of additions by layer, those of layers behind the last one being none.
+    pub fn new(layers: Vec<AdapterLayer>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let ranks = layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]).flatten();
+        let rank = ranks.map(|pair| pair.rank).max().unwrap_or(0);
+        Adapter { id: NEXT.fetch_add(1, Ordering::Relaxed), rank, layers }
+    }
+
+    /// Loads a folder as PEFT writes it, for a model of this shape.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it: no LoRA, an option that is not supported, a tensor that is missing, of
+    /// another shape, or of a matrix that the model does not have.
+    pub fn load(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
+        let path = dir.join(SETTINGS);
+        let text = std::fs::read_to_string(&path).map_err(ModelError::io("read", &path))?;
+        let json = |e: serde_json::Error| ModelError::Json { path: path.clone(), reason: e.to_string() };
+        let settings: Settings = serde_json::from_str(&text).map_err(json)?;
+        let refuse =
+            |key: &str, reason: String| Err(ModelError::Config { path: path.clone(), key: key.into(), reason });
+        let some = |map: &Option<BTreeMap<_, _>>| map.as_ref().is_some_and(|map| !map.is_empty());
+        if settings.peft_type.as_deref().is_some_and(|kind| kind != "LORA") {
+            return refuse(
+                "peft_type",
+                format!("is {}; only LORA is supported", settings.peft_type.unwrap_or_default()),
+            );
+        }
+        for (key, set) in [
+            ("use_dora", settings.use_dora),
+            ("fan_in_fan_out", settings.fan_in_fan_out),
+            ("bias", settings.bias.as_deref().is_some_and(|bias| bias != "none")),
+            ("rank_pattern", some(&settings.rank_pattern)),
+            ("alpha_pattern", some(&settings.alpha_pattern)),
+            ("modules_to_save", settings.modules_to_save.as_ref().is_some_and(|modules| !modules.is_empty())),
+        ] {
+            if set {
+                return refuse(key, "is not supported".into());
+            }
+        }
+        if settings.r == 0 || !settings.lora_alpha.is_finite() {
+            return refuse("r", format!("is {} with lora_alpha {}", settings.r, settings.lora_alpha));
+        }
+        let r = settings.r as f64;
+        let scale = settings.lora_alpha / if settings.use_rslora { r.sqrt() } else { r };
+        let layers = read(&dir.join(WEIGHTS), config, settings.r, scale as f32)?;
+        let dims = dims(config);
+        layers.iter().try_for_each(|layer| layer.validate(&dims)).map_err(ModelError::execution)?;
+        Ok(Adapter::new(layers))
+    }
+
+    /// A number that no other adapter of this process has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its largest rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Additions by layer.
+    pub(crate) fn layers(&self) -> &[AdapterLayer] {
+        &self.layers
+    }
+}
+
+fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Vec<AdapterLayer>, ModelError> {
+    let file = map_file(path)?;
+    let wrong = |reason: String| ModelError::weights(path, reason);
+    let tensors = SafeTensors::deserialize(&file)
+        .map_err(|e| wrong(format!("damaged or cut short, no valid safetensors file ({e})")))?;
+    let mut factors: BTreeMap<(usize, String), [Option<Vec<f32>>; 2]> = BTreeMap::new();
+    for (name, view) in tensors.tensors() {
+        let place = place(&name).filter(|(layer, _, _)| *layer < config.layers);
+        let Some((layer, matrix, which)) = place else {
+            return Err(wrong(format!("tensor `{name}` belongs to no matrix that the model has")));
+        };
+        let shape = shape(config, matrix, which, rank);
+        if view.shape() != shape {
+            return Err(wrong(format!("tensor `{name}` has shape {:?} and must have {shape:?}", view.shape())));
+        }
+        let mut values = each_float(path, &name, &view)?;
+        if which == 1 {
+            values.iter_mut().for_each(|x| *x *= scale);
+        }
+        factors.entry((layer, matrix.to_owned())).or_default()[which] = Some(values);
+    }
+    let mut layers = vec![AdapterLayer::default(); config.layers];
+    for ((layer, matrix), factors) in factors {
+        let [Some(a), Some(b)] = factors else {
+            return Err(wrong(format!("layer {layer} has one factor of {matrix} only, lora_A or lora_B")));
+        };
+        let own = &mut layers[layer];
+        let slot = match matrix.as_str() {
+            "q_proj" => &mut own.q,
+            "k_proj" => &mut own.k,
+            "v_proj" => &mut own.v,
+            "o_proj" => &mut own.o,
+            "gate_proj" => &mut own.gate,
+            "up_proj" => &mut own.up,
+            _ => &mut own.down,
+        };
+        *slot = Some(LowRank { a, b, rank });
+    }
+    Ok(layers)
+}
+
+/// Layer, matrix, and 0 for A or 1 for B, of a name such as
+/// `base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight`.
+fn place(name: &str) -> Option<(usize, &str, usize)> {
+    let (_, rest) = name.split_once("layers.")?;
+    let parts: Vec<&str> = rest.split('.').collect();
+    let [layer, block, matrix, factor @ ..] = parts.as_slice() else { return None };
+    let which = match factor {
+        ["lora_A", "weight"] | ["lora_A", "default", "weight"] => 0,
+        ["lora_B", "weight"] | ["lora_B", "default", "weight"] => 1,
+        _ => return None,
+    };
+    let known = match *block {
+        "self_attn" => ["q_proj", "k_proj", "v_proj", "o_proj"].contains(matrix),
+        "mlp" => ["gate_proj", "up_proj", "down_proj"].contains(matrix),
+        _ => false,
+    };
+    known.then_some((layer.parse().ok()?, matrix, which))
+}
+
+fn shape(config: &ModelConfig, matrix: &str, which: usize, rank: usize) -> [usize; 2] {
+    let (h, f) = (config.hidden_size, config.intermediate_size);
+    let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    let [out, input] = match matrix {
+        "q_proj" => [q, h],
+        "k_proj" | "v_proj" => [kv, h],
+        "o_proj" => [h, q],
+        "down_proj" => [h, f],
+        _ => [f, h],
+    };
+    if which == 0 { [rank, input] } else { [out, rank] }
+}
