@@ -37,6 +37,16 @@ class Rows:
             raise TypeError("a dataset is a list of rows, a function of an index, or a generator function")
 
     @property
+    def place(self) -> str:
+        """Where the function that makes them stands, as ` (file.py:12)`; nothing for a list."""
+        return "" if self._function is None else self._function.place
+
+    @property
+    def listed(self) -> bool:
+        """Whether they are a list, which can be looked through."""
+        return self._list is not None
+
+    @property
     def seeded(self) -> bool:
         """Whether the rows follow from the run's seed."""
         return self._function is not None and self.seed is None

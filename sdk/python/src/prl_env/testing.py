@@ -235,11 +235,14 @@ class Harness:
         return worth
 
     def conforms(self, tasks: int = 5) -> int:
-        """Plays the first tasks of each split with a few answers, right and hostile ones, twice in two instances:
+        """Looks at all rows of lists, and plays the first tasks of each split with a few answers, right and hostile ones, twice in two instances:
         everything must pass the checks and, where the environment claims to be deterministic, come out the same.
         Gives the number of rollouts."""
         other = Harness(project.again(self._given), self._args, self._services)
         count = 0
+        for split, rows in self.engine.environment.splits.items():
+            for index in range((rows.size or 0) if rows.listed else 0):
+                self.task(split, index, 1)
         for split in self.info.splits:
             for index in range(tasks if split.size is None else min(tasks, split.size)):
                 task = self.task(split.name, index, 1)
