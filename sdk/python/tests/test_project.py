@@ -59,6 +59,20 @@ class Folders(unittest.TestCase):
             self.write("set/pyproject.toml", text)
             self.assertIn(words, self.refused(self.root / "set"))
 
+    def test_names_of_other_modules_are_refused(self):
+        for file in ("random/random.py", "environment/environment.py", "queue.py", "My.py", "prl_env_x.py"):
+            self.assertIn(f"{Path(file).name}: `{Path(file).stem}` cannot be", self.refused(self.write(file)))
+        self.assertIn("`random` cannot be the name of an environment", self.refused(self.root / "random"))
+        for file in ("json.py", "json/__init__.py"):
+            with self.subTest(file):
+                self.write("mine/mine.py")
+                beside = self.write(f"mine/{file}")
+                self.assertIn(f"{beside}: there is a module `json` in Python", self.refused(self.root / "mine"))
+                self.write("mine/pyproject.toml", '[tool.prl-env]\nexclude = ["json*"]\n')
+                self.assertEqual(project.find(self.root / "mine").module, "mine")
+                beside.unlink()
+                (self.root / "mine/pyproject.toml").unlink()
+
     def test_services_are_seen_in_the_code(self):
         code = "import prl_env as prl\nfrom prl_env import kv\nprl.JudgeRubric()\nprl.assets.read('x')\nprl.log('x')"
         self.assertEqual(build.services_used(code), {"kv", "llm", "assets"})
@@ -86,14 +100,14 @@ class Folders(unittest.TestCase):
         self.assertEqual((staged, imports), (["data/words.txt", "e.py"], []))
         self.assertIn("'data/words.txt'", (stage / "glue/prl_env_build.py").read_text())
         self.assertIn("include pure-env;", (stage / "wit/world.wit").read_text())
-        self.write("taken/environment.py")
-        with self.assertRaisesRegex(project.BadProject, "the module name `environment` is taken"):
-            build._stage(project.find(self.root / "taken"), self.root / "stage2")
 
     def run_quietly(self, main, *words):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([str(word) for word in words])
+            try:
+                code = main([str(word) for word in words])
+            except SystemExit as end:
+                code = end.code
         return code, out.getvalue(), err.getvalue()
 
     def test_the_template_checks_out(self):
@@ -115,6 +129,9 @@ class Folders(unittest.TestCase):
             (new.main, ["import"], "cannot be the name"),
             (new.main, ["os"], "cannot be the name"),
             (new.main, ["My"], "cannot be the name"),
+            (new.main, ["a-"], "cannot be the name"),
+            (new.main, [], "the following arguments are required: name; see python -m prl_env.new --help"),
+            (check.main, [good, "--tasks", "x"], "invalid int value: 'x'; see python -m prl_env.check --help"),
             (new.main, ["x", self.root], "is there already"),
             (check.main, [self.root / "none"], "no such file"),
             (check.main, [good, "--args", "{"], "--args: "),

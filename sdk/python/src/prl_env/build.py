@@ -4,7 +4,6 @@ what is wrong."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import fnmatch
 import hashlib
@@ -16,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from . import toolchain
-from .console import failing, one_line
+from .console import Words, failing, one_line
 from .project import SERVICES, BadProject, Project, find, is_test
 
 PACKAGE = Path(__file__).parent
@@ -36,8 +35,6 @@ _LEFT_OUT = (
     "build/*",
     "outputs/*",
 )
-# Modules that a component's own code has at its top level.
-_TAKEN = ("environment", "prl_env", "wit_world", "componentize_py_types", "componentize_py_runtime", "poll_loop")
 
 
 def services_used(code: str) -> set[str]:
@@ -83,8 +80,6 @@ def _stage(project: Project, stage: Path) -> list[str]:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project.root / inside, target)
         if inside.suffix == ".py":
-            if len(inside.parts) == 1 and (inside.stem in _TAKEN or inside.stem.startswith("prl_env_")):
-                raise BadProject(f"{project.root / inside}: the module name `{inside.stem}` is taken; rename the file")
             try:
                 used |= services_used(target.read_text(encoding="utf-8"))
             except (SyntaxError, UnicodeDecodeError) as error:
@@ -151,7 +146,7 @@ def build(
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m prl_env.build", description="Makes a component of an environment.")
+    parser = Words(prog="python -m prl_env.build", description="Makes a component of an environment.")
     parser.add_argument("env", help="its folder or its .py file")
     parser.add_argument("-o", "--output", help="the component (default: NAME.wasm in its folder)")
     parser.add_argument("--componentize-py", metavar="FILE", help="use this componentize-py instead of an own one")

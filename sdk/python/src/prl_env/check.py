@@ -3,13 +3,12 @@ the words; the checks are `testing`'s. Exit codes: 0 all well, 2 with one line s
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
 from typing import Any
 
-from .console import failing, one_line
+from .console import Words, failing, one_line
 from .project import BadProject
 from .testing import Harness
 
@@ -36,7 +35,7 @@ def _example(harness: Harness) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m prl_env.check", description="Tries an environment natively.")
+    parser = Words(prog="python -m prl_env.check", description="Tries an environment natively.")
     parser.add_argument("env", help="its folder or its .py file")
     parser.add_argument("--args", default="{}", help="the run's arguments, a JSON object")
     parser.add_argument("--tasks", type=int, default=5, help="tasks of each split that are played (default 5)")

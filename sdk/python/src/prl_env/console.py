@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import NoReturn
+
+
+class Words(argparse.ArgumentParser):
+    """A command's words; what is wrong with them is one line, too."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {one_line(message, 1000)}; see {self.prog} --help", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def one_line(text: str, width: int = 300) -> str:
