@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from prl_env import build, check, new, project
+from prl_env import build, check, contents, new, project
 
 
 class Folders(unittest.TestCase):
@@ -75,8 +75,8 @@ class Folders(unittest.TestCase):
 
     def test_services_are_seen_in_the_code(self):
         code = "import prl_env as prl\nfrom prl_env import kv\nprl.JudgeRubric()\nprl.assets.read('x')\nprl.log('x')"
-        self.assertEqual(build.services_used(code), {"kv", "llm", "assets"})
-        self.assertEqual(build.services_used("import http\nhttp.client"), set())
+        self.assertEqual(contents.services_used(code), {"kv", "llm", "assets"})
+        self.assertEqual(contents.services_used("import http\nhttp.client"), set())
 
     def test_what_is_staged(self):
         for name in (

@@ -4,8 +4,6 @@ what is wrong."""
 
 from __future__ import annotations
 
-import ast
-import fnmatch
 import hashlib
 import json
 import re
@@ -16,74 +14,23 @@ from pathlib import Path
 
 from . import toolchain
 from .console import Words, failing, one_line
-from .project import SERVICES, BadProject, Project, find, is_test
+from .contents import own_files, services_of
+from .project import BadProject, Project, find
 
 PACKAGE = Path(__file__).parent
 WIT = PACKAGE / "wit"
 WORLD = "python-env"
 
-# What a folder holds beside the environment.
-_LEFT_OUT = (
-    "pyproject.toml",
-    "README*",
-    "LICENSE*",
-    "*.wasm",
-    "*.toml",
-    "*.pyc",
-    "*.egg-info/*",
-    "dist/*",
-    "build/*",
-    "outputs/*",
-)
-
-
-def services_used(code: str) -> set[str]:
-    """The services that code imports from `prl_env`, or names as `prl_env.SERVICE`; `JudgeRubric` is one of them."""
-    used, names = set(), set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            names |= {alias.asname or alias.name for alias in node.names if alias.name == "prl_env"}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "prl_env":
-            used |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
-            used.add(node.attr)
-    return {"llm" if name == "JudgeRubric" else name for name in used} & {*SERVICES, "llm"}
-
-
-def _own_files(project: Project) -> list[Path]:
-    """The files of the environment, by their paths in its folder."""
-    if project.single:
-        return [project.file.relative_to(project.root)]
-    found = []
-    for path in sorted(project.root.rglob("*")):
-        inside = path.relative_to(project.root)
-        name = inside.as_posix()
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
-        patterns = (*_LEFT_OUT, *project.settings.exclude)
-        if (
-            path.is_file()
-            and not hidden
-            and not is_test(path.name)
-            and not any(fnmatch.fnmatch(name, p) for p in patterns)
-        ):
-            found.append(inside)
-    return found
-
 
 def _stage(project: Project, stage: Path) -> list[str]:
     """Puts everything that goes in under `stage`; gives the services that the component imports."""
     app = stage / "app"
-    files = _own_files(project)
-    used = set(project.settings.imports)
+    files = own_files(project)
+    imports = services_of(project)
     for inside in files:
         target = app / inside
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project.root / inside, target)
-        if inside.suffix == ".py":
-            try:
-                used |= services_used(target.read_text(encoding="utf-8"))
-            except (SyntaxError, UnicodeDecodeError) as error:
-                raise BadProject(f"{project.root / inside}: {error}") from None
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "wit", "template")
     shutil.copytree(PACKAGE, stage / "sdk" / "prl_env", ignore=ignore)
     shutil.copytree(PACKAGE / "guest" / "modules", stage / "glue", ignore=ignore)
@@ -99,10 +46,10 @@ def _stage(project: Project, stage: Path) -> list[str]:
         "DATA": settings.data,
         "SKIP": settings.skip,
         "STAND_INS": settings.stand_ins,
+        "IMPORTS": imports,
     }
     text = "\n".join(f"{name} = {value!r}" for name, value in values.items())
     (stage / "glue" / "prl_env_build.py").write_text(text + "\n", encoding="utf-8")
-    imports = [service for service in SERVICES if service in used]
     world = f"package prl:env@0.1.0;\nworld {WORLD} {{\n  include pure-env;\n"
     world += "".join(f"  import {service};\n" for service in imports)
     shutil.copytree(WIT, stage / "wit")

@@ -32,8 +32,10 @@ def _as_json(what: str, value: Any) -> Any:
 class Engine:
     """An environment, before and after its arguments."""
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, imports: Iterable[str] = ()) -> None:
+        """`imports` are the services that the environment's code uses."""
         self.definition = definition
+        self._imports = list(imports)
         # Made once, so that a component which is built from it starts with it.
         self._default = definition.make({})
         self._configured: Environment | None = None
@@ -54,7 +56,7 @@ class Engine:
             multi_turn=environment.goes_on,
             tools=bool(environment.tools),
             group_scoring=any(line.group for line in lines),
-            deterministic=environment.deterministic,
+            deterministic=self._deterministic(environment),
             components=[line.component() for line in lines],
             metrics=environment.metrics,
             roles=environment.roles,
@@ -76,6 +78,21 @@ class Engine:
         for line in lines:
             number("the weight of", line.name, line.weight)
         return info
+
+    def _deterministic(self, environment: Environment) -> bool:
+        """Whether it is, as it says or else by what it uses. Raises `EnvError` where the two do not go together."""
+        outside = [service for service in self._imports if service in ("llm", "http")]
+        if "llm" in outside and not environment.roles:
+            raise EnvError(
+                'it uses `prl_env.llm` and names no role: give the environment `roles=["judge"]`, with every name that '
+                "`llm.generate` is given, so that a run says which models they are"
+            )
+        if environment.deterministic and (outside or environment.roles):
+            raise EnvError(
+                f"it says `deterministic=True` and uses `prl_env.{(outside or ['llm'])[0]}`, whose answers differ from one "
+                "time to the next; leave `deterministic` out"
+            )
+        return not outside and not environment.roles if environment.deterministic is None else environment.deterministic
 
     def configure(self, args: Any) -> None:
         """Takes the run's arguments. Raises `InvalidConfig`."""

@@ -163,6 +163,16 @@ def find(given: str | Path) -> Project:
     return _check_modules(project)
 
 
+def around(module: ModuleType) -> Project | None:
+    """The project that an imported module is the environment of; None for one without a file."""
+    if not getattr(module, "__file__", None):
+        return None
+    file = Path(module.__file__ or "").resolve()
+    root = file.parent.parent if file.name == "__init__.py" else file.parent
+    name = file.parent.name if file.name == "__init__.py" else file.stem
+    return Project(root, name, False, _settings(root))
+
+
 def again(module: ModuleType) -> ModuleType:
     """A second copy of a module, which shares nothing that it made when it was imported; a module without a file is
     itself."""
@@ -185,6 +195,9 @@ def load(given: Any) -> ModuleType:
         known = sys.modules.get(project.module)
         if known is not None and getattr(known, "__file__", None) != str(project.file):
             del sys.modules[project.module]
-        return importlib.import_module(project.module)
+        module = importlib.import_module(project.module)
+        for name in project.settings.modules:
+            importlib.import_module(name)
+        return module
     finally:
         sys.path.remove(str(project.root))

@@ -25,7 +25,7 @@ layout.done()
 sandbox.files(build.FOLDER, build.FILES)
 sandbox.package_files(build.DATA, build.SKIP)
 sandbox.seal()
-exports.ENGINE = Engine(find(module))
+exports.ENGINE = Engine(find(module), build.IMPORTS)
 exports.warm_up()
 sandbox.close_up()
 

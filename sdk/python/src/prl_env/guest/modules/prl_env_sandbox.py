@@ -21,7 +21,7 @@ STANDARD = """
 abc ast asyncio base64 binascii bisect calendar cmath collections.abc contextlib copy csv dataclasses datetime
 decimal difflib enum fnmatch fractions functools gettext glob hashlib heapq html html.parser
 importlib.resources inspect io itertools json keyword linecache locale logging math numbers operator pathlib
-pickle pprint queue random re secrets shlex statistics string stringprep struct tempfile textwrap threading
+pickle pprint queue random re secrets shlex statistics string _strptime stringprep struct tempfile textwrap threading
 time timeit token tokenize traceback types typing unicodedata urllib.parse uuid warnings weakref zipfile zlib
 zoneinfo
 """.split()
