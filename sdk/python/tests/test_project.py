@@ -120,10 +120,41 @@ class Folders(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertTrue(out.splitlines()[-1].startswith("ok: "))
 
+    def fake(self, script):
+        """A componentize-py that does this; `$glue` is the folder with the modules around the environment's."""
+        lines = ["#!/bin/sh", 'for word; do case "$word" in */glue) glue="$word";; *out.wasm) out="$word";; esac; done', script]
+        path = self.write("fake.sh", "\n".join(lines) + "\n")
+        path.chmod(0o755)
+        return path
+
+    def test_what_a_build_says(self):
+        good = self.write("ok/ok.py", "import prl_env\n")
+        trace = 'echo "Traceback (most recent call last):"; echo "  File \\"/0/ok.py\\", line 1, in <module>"; '
+        for script, said in (
+            ("printf 'importing it' > $glue/prl_env_stage; exec sleep 60", "importing it took more than 0.3 s; `python"),
+            ("exec sleep 60", "preparing it took more than 0.3 s"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named 'numpy'\"; exit 1", "name its package in `packages`"),
+            (
+                f"{trace} echo \"FileNotFoundError: [Errno 44] No such file or directory: 'x.txt'\"; exit 1",
+                'write `Path(__file__).parent / "x.txt"`',
+            ),
+            (f"{trace} echo 'prl_env.errors.EnvError: there is no reward'; exit 1", "sandbox: there is no reward ("),
+        ):
+            tool = self.fake(script)
+            with self.subTest(script):
+                code, out, err = self.run_quietly(build.main, good, "--componentize-py", tool, "--timeout", 0.3)
+                self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+                self.assertIn(said, err)
+                self.assertEqual([path.name for path in good.parent.iterdir()], ["ok.py"])
+        tool = self.fake("echo made > $out")
+        code, out, _ = self.run_quietly(build.main, good, "--componentize-py", tool)
+        self.assertEqual((code, sorted(path.name for path in good.parent.iterdir())), (0, ["ok.py", "ok.wasm"]))
+
     def test_errors_are_one_line_and_code_2(self):
         good = self.write(
             "ok/ok.py", "import prl_env as prl\nenv = prl.Environment(dataset=['q'], rubric=prl.Rubric([len]))\n"
         )
+        lacks = self.write("lacks/lacks.py", "import not_here\n")
         bad = self.write("bad/bad.py", "import prl_env\n1 / 0\n")
         for main, words, said in (
             (new.main, ["import"], "cannot be the name"),
@@ -137,6 +168,9 @@ class Folders(unittest.TestCase):
             (check.main, [good, "--args", "{"], "--args: "),
             (check.main, [good, "--args", '{"x": 1}'], "unknown argument `x`; there are none"),
             (check.main, [bad], f"ZeroDivisionError: division by zero ({bad}:2)"),
+            (check.main, [lacks], f"No module named 'not_here' ({lacks}:1): pip install it here"),
+            (check.main, [good, "--tasks", "0"], "--tasks: 0 is not above 0"),
+            (build.main, [good, "--timeout", "0"], "--timeout: 0.0 is not above 0"),
             (build.main, [self.root / "none"], "no such file"),
             (build.main, [good, "-o", self.root / "no/folder/x.wasm"], "there is no folder"),
             (build.main, [good, "--componentize-py", self.root / "none"], "not a program"),

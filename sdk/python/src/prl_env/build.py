@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -20,6 +21,8 @@ from .project import BadProject, Project, find
 PACKAGE = Path(__file__).parent
 WIT = PACKAGE / "wit"
 WORLD = "python-env"
+TIMEOUT = 120.0
+"""Seconds for each stage of a build."""
 
 
 def _stage(project: Project, stage: Path) -> list[str]:
@@ -63,7 +66,11 @@ def _stage(project: Project, stage: Path) -> list[str]:
 
 
 def build(
-    env: str | Path, out: str | Path | None = None, componentize: str | None = None, verbose: bool = False
+    env: str | Path,
+    out: str | Path | None = None,
+    componentize: str | None = None,
+    verbose: bool = False,
+    timeout: float = TIMEOUT,
 ) -> dict[str, object]:
     """Makes the component `out` of the environment `env` (default: in its folder); says what it made. Raises
     `BadProject`."""
@@ -78,9 +85,16 @@ def build(
         imports = _stage(project, stage)
         made = stage / "out.wasm"
         paths = [stage / "app", stage / "glue", stage / "sdk", *([packages] if packages else [])]
-        toolchain.componentize(tool, stage / "wit", WORLD, "prl_env_component", paths, made, project.file, verbose)
+        parts = (stage / "wit", WORLD, "prl_env_component", paths, stage / "glue")
+        toolchain.componentize(tool, *parts, made, project.file, verbose, timeout)
         data = made.read_bytes()
-        shutil.move(made, out)
+        # Whole or not at all, whatever becomes of this process.
+        beside = out.with_name(f".{out.name}.{os.getpid()}")
+        try:
+            shutil.copyfile(made, beside)
+            beside.replace(out)
+        finally:
+            beside.unlink(missing_ok=True)
     digest = hashlib.sha256(data).hexdigest()
     return {
         "file": str(out),
@@ -97,11 +111,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("env", help="its folder or its .py file")
     parser.add_argument("-o", "--output", help="the component (default: NAME.wasm in its folder)")
     parser.add_argument("--componentize-py", metavar="FILE", help="use this componentize-py instead of an own one")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds for each stage of it (default 120)"
+    )
     parser.add_argument("--json", action="store_true", help="say what was made as JSON")
     parser.add_argument("--verbose", action="store_true", help="show what the tools print")
     given = parser.parse_args(argv)
     with failing(BadProject, OSError):
-        made = build(given.env, given.output, given.componentize_py, given.verbose)
+        if not given.timeout > 0:
+            raise BadProject(f"--timeout: {given.timeout} is not above 0")
+        made = build(given.env, given.output, given.componentize_py, given.verbose, given.timeout)
         if given.json:
             print(json.dumps(made))
         else:

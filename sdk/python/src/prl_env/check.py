@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .console import Words, failing, one_line
+from .console import Words, failing, one_line, where
 from .project import BadProject
 from .testing import Harness, Refused, Services
 from .watch import Hung
@@ -54,6 +54,16 @@ def _services(given: str) -> Services:
     return found
 
 
+def _harness(env: str, *rest: Any) -> Harness:
+    """The environment, made. Raises `BadProject` for a package that only a component would have."""
+    try:
+        return Harness(env, *rest)
+    except ModuleNotFoundError as error:
+        raise BadProject(
+            f"{error}{where(error)}: pip install it here as well, to check natively what `packages` takes into the component"
+        ) from None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
     parser = Words(prog="python -m prl_env.check", description="Tries an environment natively.")
@@ -73,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             raise BadProject(f"--tasks: {given.tasks} is not above 0")
         if not given.call_timeout > 0:
             raise BadProject(f"--call-timeout: {given.call_timeout} is not above 0")
-        harness = Harness(given.env, args, given.services and _services(given.services), given.call_timeout)
+        harness = _harness(given.env, args, given.services and _services(given.services), given.call_timeout)
         if given.json:
             print(json.dumps(dataclasses.asdict(harness.info)))
             return 0
