@@ -60,7 +60,7 @@ def _harness(env: str, *rest: Any) -> Harness:
         return Harness(env, *rest)
     except ModuleNotFoundError as error:
         raise BadProject(
-            f"{error}{where(error)}: pip install it here as well, to check natively what `packages` takes into the component"
+            f"{error}; pip install it here as well, to check natively what `packages` takes into the component{where(error)}"
         ) from None
 
 

@@ -12,6 +12,8 @@ import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
+from .errors import fix
+
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep
@@ -51,4 +53,4 @@ def failing(plain: type[BaseException] | tuple[type[BaseException], ...], *kinds
         said = one_line(str(error), 1000)
         # An environment's own words say where they are from, as far as there is such a place.
         named = re.search(r"\(\S+\.py:\d+(, in `\S+`)?\)$", said)
-        print(f"error: {name}: {said}{'' if named else place}", file=sys.stderr)
+        print(f"error: {name}: {said}{fix(error)}{'' if named else place}", file=sys.stderr)
