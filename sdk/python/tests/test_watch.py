@@ -110,7 +110,7 @@ class Watched(unittest.TestCase):
         self.reward("while True: pass")
         code, err = self.check("--call-timeout", "0.05")
         self.assertEqual((code, err.count("\n")), (2, 1))
-        self.assertRegex(err, r"^error: `right` does not end: .* after 0.05 s; .*watched.py:6\)$")
+        self.assertRegex(err, r"^error: `right` does not end: .* after 0.05 s \(.*watched.py:6\)$")
 
     def test_services_need_a_stand_in_and_a_role(self):
         asks = 'import prl_env\nenv = prl_env.SingleTurnEnv(dataset=["q"]{})\n@env.reward\ndef right(text):\n'

@@ -33,7 +33,7 @@ from .watch import Watch, deadline
 
 MAX_TURNS = 100
 """Turns after which a rollout is cut off where the task sets no bound."""
-LOAD_TIMEOUT = 60.0
+LOAD_TIMEOUT = 30.0
 """Seconds that it may take to import an environment and to make it."""
 MAX_VALUE = 1e9
 """Largest magnitude of a reward or a metric."""

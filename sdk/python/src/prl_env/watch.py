@@ -188,7 +188,7 @@ def deadline(seconds: float, watch: Watch | None = None) -> Iterator[None]:
         at = own or frame
         assert at is not None
         told = (
-            f"`{at.f_code.co_name}` does not end: it was still running after {seconds:g} s; a host ends such a rollout "
+            f"`{at.f_code.co_name}` does not end: it was still running after {seconds:g} s "
             f"({at.f_code.co_filename}:{at.f_lineno})"
         )
         if left < 0:
