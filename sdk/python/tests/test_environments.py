@@ -107,9 +107,10 @@ class Rewards(unittest.TestCase):
     def test_a_failing_reward_fails_the_rollout(self):
         for func, words in (
             (lambda text: 1 / 0, "division by zero"),
-            (lambda text: float("nan"), "is nan"),
-            (lambda text: "x", "no number"),
-            (lambda nothing: 1, "takes `nothing`, which there is not"),
+            (lambda text: float("nan"), r"reward `r` is nan; .* \(.*test_environments.py:\d+\)"),
+            (lambda text: "0.5", r"reward `r` gave '0.5', which is no number; .* \(.*test_environments.py:\d+\)"),
+            (lambda text: None, "gave None, which is no number"),
+            (lambda nothing: 1, r"takes `nothing`, which there is not; .* \(.*test_environments.py:\d+\)"),
         ):
             func.__name__ = "r"
             made = harness(prl.Environment(dataset=["q"], rubric=prl.Rubric([func])))
@@ -263,7 +264,10 @@ class Turns(unittest.TestCase):
             (lambda: prl.Turn("x", sampling={"top_p": 1}), Refused, "hints for sampling"),
             (lambda: {"role": "tool", "content": "", "tool_call_id": "c"}, Refused, "which the turn did not call"),
             (lambda: {"role": "me", "content": ""}, prl.EnvError, "the role 'me'"),
-            (lambda: 5, prl.EnvError, "not int"),
+            (lambda: 5, prl.EnvError, r"`<lambda>` gave 5: .* not int \(.*test_environments.py:\d+\)"),
+            (lambda: [5], prl.EnvError, "a list of messages holds 5"),
+            (lambda: prl.Turn("x", stop="done"), prl.EnvError, r"`stop` is 'done', not `prl_env.Stop"),
+            (lambda: prl.Turn("x", reward="1"), prl.EnvError, r"of `<lambda>` gave '1', which is no number.*\.py:\d+"),
         ):
             with self.subTest(words), self.assertRaisesRegex(kind, words):
                 made = env(reply)
@@ -328,14 +332,20 @@ class Tasks(unittest.TestCase):
     def test_bad_rows_and_environments_are_named(self):
         reward = prl.Rubric([len], [1])
         for row, words in (
-            (5, "a row of `train` is a int"),
-            ({"answer": 1}, "has no `prompt` and no `question`"),
+            (5, "row 0 of `train` is a int"),
+            ({"answer": 1}, r"row 0 of `train` has no `prompt` \(messages\) and no `question` .*: it has `answer`"),
+            ({"question": None}, "row 0 of `train` has no `prompt`"),
+            ({"prompt": [None]}, "the prompt of row 0 of `train`: a list of messages holds None"),
+            ({"prompt": [{"role": "user", "content": 5}]}, "the content of a message is 5"),
             ({"question": "q", "info": {"x": {1}}}, "is no JSON"),
             ({"question": "q", "answer": float("nan")}, "is no JSON"),
             ({"prompt": [{"role": "x"}]}, "the role 'x'"),
         ):
             with self.subTest(words), self.assertRaisesRegex(prl.EnvError, words):
-                harness(prl.Environment(dataset=[row], rubric=reward)).task()
+                harness(prl.Environment(dataset=[row], rubric=reward, system_prompt="s")).task()
+        late = prl.Environment(dataset=[*["q"] * 20, {"answer": 1}], rubric=prl.Rubric([lambda text: 0]))
+        with self.assertRaisesRegex(prl.EnvError, "row 20 of `train` has no `prompt`"):
+            harness(late).conforms(1)
         for parts, words in (
             ({}, "holds no Environment"),
             ({"a": prl.Environment(dataset=["q"]), "b": prl.Environment(dataset=["q"])}, "holds 2 Environment"),

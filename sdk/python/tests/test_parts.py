@@ -154,6 +154,14 @@ class Tools(unittest.TestCase):
         with self.assertRaises(prl.Upstream):
             self.reply('{"x": 14}')
 
+    def test_a_result_that_is_no_text_is_named(self):
+        def odd():
+            return {1}
+
+        call = prl.ToolCall(id="c", name="odd", arguments="{}")
+        with self.assertRaisesRegex(prl.EnvError, r"tool `odd` gave a set, .* \(.*test_parts.py:\d+\)"):
+            tools.answer(call, {"odd": prl.Tool(odd)}, prl.State())
+
     def test_results_are_texts(self):
         self.assertEqual(
             [tools.as_text(value) for value in ("a", 1, True, None, [1, "ä"])], ["a", "1", "true", "null", '[1, "ä"]']

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from prl_env import build, check, new, project
+from prl_env import build, check, contents, new, project
 
 
 class Folders(unittest.TestCase):
@@ -59,10 +59,24 @@ class Folders(unittest.TestCase):
             self.write("set/pyproject.toml", text)
             self.assertIn(words, self.refused(self.root / "set"))
 
+    def test_names_of_other_modules_are_refused(self):
+        for file in ("random/random.py", "environment/environment.py", "queue.py", "My.py", "prl_env_x.py"):
+            self.assertIn(f"{Path(file).name}: `{Path(file).stem}` cannot be", self.refused(self.write(file)))
+        self.assertIn("`random` cannot be the name of an environment", self.refused(self.root / "random"))
+        for file in ("json.py", "json/__init__.py"):
+            with self.subTest(file):
+                self.write("mine/mine.py")
+                beside = self.write(f"mine/{file}")
+                self.assertIn(f"{beside}: there is a module `json` in Python", self.refused(self.root / "mine"))
+                self.write("mine/pyproject.toml", '[tool.prl-env]\nexclude = ["json*"]\n')
+                self.assertEqual(project.find(self.root / "mine").module, "mine")
+                beside.unlink()
+                (self.root / "mine/pyproject.toml").unlink()
+
     def test_services_are_seen_in_the_code(self):
         code = "import prl_env as prl\nfrom prl_env import kv\nprl.JudgeRubric()\nprl.assets.read('x')\nprl.log('x')"
-        self.assertEqual(build.services_used(code), {"kv", "llm", "assets"})
-        self.assertEqual(build.services_used("import http\nhttp.client"), set())
+        self.assertEqual(contents.services_used(code), {"kv", "llm", "assets"})
+        self.assertEqual(contents.services_used("import http\nhttp.client"), set())
 
     def test_what_is_staged(self):
         for name in (
@@ -86,14 +100,14 @@ class Folders(unittest.TestCase):
         self.assertEqual((staged, imports), (["data/words.txt", "e.py"], []))
         self.assertIn("'data/words.txt'", (stage / "glue/prl_env_build.py").read_text())
         self.assertIn("include pure-env;", (stage / "wit/world.wit").read_text())
-        self.write("taken/environment.py")
-        with self.assertRaisesRegex(project.BadProject, "the module name `environment` is taken"):
-            build._stage(project.find(self.root / "taken"), self.root / "stage2")
 
     def run_quietly(self, main, *words):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([str(word) for word in words])
+            try:
+                code = main([str(word) for word in words])
+            except SystemExit as end:
+                code = end.code
         return code, out.getvalue(), err.getvalue()
 
     def test_the_template_checks_out(self):
@@ -106,20 +120,57 @@ class Folders(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertTrue(out.splitlines()[-1].startswith("ok: "))
 
+    def fake(self, script):
+        """A componentize-py that does this; `$glue` is the folder with the modules around the environment's."""
+        lines = ["#!/bin/sh", 'for word; do case "$word" in */glue) glue="$word";; *out.wasm) out="$word";; esac; done', script]
+        path = self.write("fake.sh", "\n".join(lines) + "\n")
+        path.chmod(0o755)
+        return path
+
+    def test_what_a_build_says(self):
+        good = self.write("ok/ok.py", "import prl_env\n")
+        trace = 'echo "Traceback (most recent call last):"; echo "  File \\"/0/ok.py\\", line 1, in <module>"; '
+        for script, said in (
+            ("printf 'importing it' > $glue/prl_env_stage; exec sleep 60", "importing it took more than 0.3 s; `python"),
+            ("exec sleep 60", "preparing it took more than 0.3 s"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named 'numpy'\"; exit 1", "name its package in `packages`"),
+            (
+                f"{trace} echo \"FileNotFoundError: [Errno 44] No such file or directory: 'x.txt'\"; exit 1",
+                'write `Path(__file__).parent / "x.txt"`',
+            ),
+            (f"{trace} echo 'prl_env.errors.EnvError: there is no reward'; exit 1", "sandbox: there is no reward ("),
+        ):
+            tool = self.fake(script)
+            with self.subTest(script):
+                code, out, err = self.run_quietly(build.main, good, "--componentize-py", tool, "--timeout", 0.3)
+                self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+                self.assertIn(said, err)
+                self.assertEqual([path.name for path in good.parent.iterdir()], ["ok.py"])
+        tool = self.fake("echo made > $out")
+        code, out, _ = self.run_quietly(build.main, good, "--componentize-py", tool)
+        self.assertEqual((code, sorted(path.name for path in good.parent.iterdir())), (0, ["ok.py", "ok.wasm"]))
+
     def test_errors_are_one_line_and_code_2(self):
         good = self.write(
             "ok/ok.py", "import prl_env as prl\nenv = prl.Environment(dataset=['q'], rubric=prl.Rubric([len]))\n"
         )
+        lacks = self.write("lacks/lacks.py", "import not_here\n")
         bad = self.write("bad/bad.py", "import prl_env\n1 / 0\n")
         for main, words, said in (
             (new.main, ["import"], "cannot be the name"),
             (new.main, ["os"], "cannot be the name"),
             (new.main, ["My"], "cannot be the name"),
+            (new.main, ["a-"], "cannot be the name"),
+            (new.main, [], "the following arguments are required: name; see python -m prl_env.new --help"),
+            (check.main, [good, "--tasks", "x"], "invalid int value: 'x'; see python -m prl_env.check --help"),
             (new.main, ["x", self.root], "is there already"),
             (check.main, [self.root / "none"], "no such file"),
             (check.main, [good, "--args", "{"], "--args: "),
             (check.main, [good, "--args", '{"x": 1}'], "unknown argument `x`; there are none"),
             (check.main, [bad], f"ZeroDivisionError: division by zero ({bad}:2)"),
+            (check.main, [lacks], "No module named 'not_here'; pip install it here"),
+            (check.main, [good, "--tasks", "0"], "--tasks: 0 is not above 0"),
+            (build.main, [good, "--timeout", "0"], "--timeout: 0.0 is not above 0"),
             (build.main, [self.root / "none"], "no such file"),
             (build.main, [good, "-o", self.root / "no/folder/x.wasm"], "there is no folder"),
             (build.main, [good, "--componentize-py", self.root / "none"], "not a program"),

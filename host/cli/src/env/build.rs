@@ -1,8 +1,7 @@
 //! `prl env build`: a folder becomes a component. Owns which toolchain is taken and what is said when one is missing; the
 //! compilers are cargo's and `prl_env.build`'s business.
 
-use super::open::{Opened, Purpose};
-use super::{Build, new, open};
+use super::{Build, open, sdk};
 use crate::failure::{Failure, input, run as running};
 use crate::logging;
 use serde_json::Value;
@@ -31,35 +30,52 @@ pub fn run(asked: &Build) -> Result<u8, Failure> {
         return Err(Failure::input(format_args!("there is no `{}`", dir.display())));
     }
     let is_python_file = dir.extension().is_some_and(|extension| extension == "py");
-    let out = if !is_python_file && dir.join("Cargo.toml").is_file() {
-        rust(dir, asked.output.as_deref())?
+    if !is_python_file && dir.join("Cargo.toml").is_file() {
+        let package = Package::read(dir)?;
+        let out = asked.output.clone().unwrap_or_else(|| dir.join(format!("{}.wasm", package.name)));
+        keeping(&out, |made| rust(dir, &package, made))
     } else if is_python_file || is_python(dir) {
         let whole = dir.canonicalize().map_err(input(format_args!("`{}`", dir.display())))?;
-        let name = whole.file_stem().unwrap_or_default().to_string_lossy().into_owned() + ".wasm";
+        let stem = if is_python_file { whole.file_stem() } else { whole.file_name() };
+        let name = stem.unwrap_or_default().to_string_lossy().into_owned() + ".wasm";
         let beside = if is_python_file { dir.parent().unwrap_or(Path::new("")).join(&name) } else { dir.join(&name) };
         let out = asked.output.clone().unwrap_or(beside);
-        let (from, to) = (dir.display().to_string(), out.display().to_string());
-        python(new::sdk(None).ok().as_deref(), &["-m", "prl_env.build", &from, "-o", &to])?;
-        out
+        keeping(&out, |made| {
+            let (from, to) = (dir.display().to_string(), made.display().to_string());
+            python(&sdk::python(None)?, &["-m", "prl_env.build", &from, "-o", &to])
+        })
     } else {
-        return Err(Failure::input(format_args!(
+        Err(Failure::input(format_args!(
             "`{}` is no environment's folder: it has neither a Cargo.toml nor a Python module that imports prl_env; `prl env new` writes one",
             dir.display()
-        )));
-    };
-    let built = open::Asked::plain(&out.display().to_string());
-    open::block_on(async {
-        let file = Opened::load(&built, Purpose::Look).await?.file;
-        let info = file.info();
-        logging::print(&format!(
-            "{}: {} {}, {} bytes, sha256:{}",
-            out.display(),
-            info.name,
-            info.version,
-            file.bytes(),
-            file.sha256()
-        ))
-    })
+        )))
+    }
+}
+
+/// Puts what `make` writes where it belongs, once a host has taken it; says what it is.
+fn keeping(out: &Path, make: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<u8, Failure> {
+    let subject = format!("`{}`", out.display());
+    let beside = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !beside.is_dir() {
+        return Err(Failure::input(format_args!("{subject}: there is no folder `{}`", beside.display())));
+    }
+    let folder = tempfile::Builder::new().prefix(".prl-build-").tempdir_in(beside).map_err(input(&subject))?;
+    let made = folder.path().join(out.file_name().unwrap_or_default());
+    make(&made)?;
+    let file = open::block_on(open::look(&made)).map_err(|failure| Failure {
+        text: failure.text.replace(&made.display().to_string(), &out.display().to_string()),
+        ..failure
+    })?;
+    std::fs::rename(&made, out).map_err(input(&subject))?;
+    let info = file.info();
+    logging::print(&format!(
+        "{}: {} {}, {} bytes, sha256:{}",
+        out.display(),
+        info.name,
+        info.version,
+        file.bytes(),
+        file.sha256()
+    ))
 }
 
 /// Whether a module there speaks of the SDK: any other is not to be run.
@@ -70,40 +86,31 @@ fn is_python(dir: &Path) -> bool {
         || modules.any(|path| std::fs::read_to_string(path).is_ok_and(|text| text.contains("prl_env")))
 }
 
-/// Runs Python with the SDK on its path, if it is known; `PRL_PYTHON` names the interpreter.
+/// Runs Python with the SDK on its path; `PRL_PYTHON` names the interpreter.
 ///
 /// # Errors
-/// No interpreter, no SDK, or what it says.
-pub fn python(sdk: Option<&Path>, words: &[&str]) -> Result<(), Failure> {
+/// No interpreter, or what it says.
+pub fn python(sdk: &Path, words: &[&str]) -> Result<(), Failure> {
     let mut command = interpreter(sdk)?;
-    let shown = command.get_program().to_string_lossy().into_owned();
     let done = command.args(words).output().map_err(|error| no_interpreter(&command, &error))?;
     if done.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    if said.contains("No module named prl_env") || said.contains("No module named 'prl_env'") {
-        return Err(Failure::input(format_args!(
-            "`{shown}` has no module prl_env; run `pip install` with prl's folder sdk/python, or start prl where its sources are"
-        )));
-    }
     let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it failed without a word");
     Err(Failure::input(format_args!("{}", line.trim_start_matches("error: "))))
 }
 
-/// A call of Python with the SDK on its path, if it is known; `PRL_PYTHON` names the interpreter.
+/// A call of Python with the SDK on its path; `PRL_PYTHON` names the interpreter.
 ///
 /// # Errors
 /// A `PYTHONPATH` that cannot be added to.
-pub fn interpreter(sdk: Option<&Path>) -> Result<Command, Failure> {
+pub fn interpreter(sdk: &Path) -> Result<Command, Failure> {
     let program = std::env::var_os("PRL_PYTHON").filter(|v| !v.is_empty()).unwrap_or_else(|| "python3".into());
     let mut command = Command::new(&program);
-    command.stdin(Stdio::null());
-    if let Some(sources) = sdk.map(|sdk| sdk.join("python/src")).filter(|sources| sources.is_dir()) {
-        let mut paths = vec![sources];
-        paths.extend(std::env::split_paths(&std::env::var_os("PYTHONPATH").unwrap_or_default()));
-        command.env("PYTHONPATH", std::env::join_paths(paths).map_err(running("PYTHONPATH"))?);
-    }
+    let mut paths = vec![sdk.to_owned()];
+    paths.extend(std::env::split_paths(&std::env::var_os("PYTHONPATH").unwrap_or_default()));
+    command.stdin(Stdio::null()).env("PYTHONPATH", std::env::join_paths(paths).map_err(running("PYTHONPATH"))?);
     Ok(command)
 }
 
@@ -115,9 +122,8 @@ pub fn no_interpreter(command: &Command, error: &std::io::Error) -> Failure {
     ))
 }
 
-/// Compiles the package in `dir` and wraps the module into a component.
-fn rust(dir: &Path, output: Option<&Path>) -> Result<PathBuf, Failure> {
-    let package = Package::read(dir)?;
+/// Compiles the package in `dir` and wraps the module into the component `out`.
+fn rust(dir: &Path, package: &Package, out: &Path) -> Result<(), Failure> {
     let toolchain = Toolchain::find(dir)?;
     let target = package.target.join("wasm");
     let mut command = toolchain.command();
@@ -140,9 +146,7 @@ fn rust(dir: &Path, output: Option<&Path>) -> Result<PathBuf, Failure> {
         let advice = "does the library depend on prl-env and call `prl_env::export!`?";
         Failure::input(format_args!("`{}` makes no component ({reason}); {advice}", dir.display()))
     })?;
-    let out = output.map_or_else(|| dir.join(format!("{}.wasm", package.name)), Path::to_owned);
-    prl_store::write_atomic(&out, &component).map_err(Failure::input)?;
-    Ok(out)
+    std::fs::write(out, component).map_err(input(format_args!("`{}`", out.display())))
 }
 
 /// Panic texts name source files: relative to the package or to the registry, whatever machine builds them.

@@ -214,6 +214,10 @@ impl Bench {
         Ok(format!("{count} in {turns} turns, mean reward {mean:.3}, slowest call {ms:.1} ms"))
     }
 
+    fn all_failed(&self) -> bool {
+        self.tried.iter().all(|tried| tried.error.is_some())
+    }
+
     /// What it is worth to know the answer; `None` where no task has one.
     fn knowing(&self) -> Option<String> {
         let best = |knows: bool| {
@@ -240,6 +244,9 @@ impl Bench {
             }
         }
         let claimed = self.fresh.info().features.deterministic;
+        if self.all_failed() {
+            return Err("cannot be told: every rollout failed".into());
+        }
         match (different.first(), claimed) {
             (None, true) => Ok(format!("{count} rollouts are hash-equal in two instances")),
             (None, false) => Ok(format!("not claimed, but {count} rollouts are hash-equal in two instances")),
@@ -253,6 +260,9 @@ impl Bench {
 
     /// An instance that serves many rollouts at once gives what fresh ones give.
     async fn leaks(&self) -> Found {
+        if self.all_failed() {
+            return Err("cannot be told: every rollout failed".into());
+        }
         // Interleaved, each twice: what one leaves behind shows in the others.
         let twice = || self.tried.iter().chain(&self.tried);
         let play = async |tried: &Tried| self.play(&self.shared, &tried.task, &tried.script).await;

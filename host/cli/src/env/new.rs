@@ -1,8 +1,7 @@
-//! `prl env new`: a first environment in a new folder. Owns the names put into the template, and where the SDK is; what is in
-//! a template is `sdk/templates`' (Rust) and `prl_env.new`'s (Python).
+//! `prl env new`: a first environment in a new folder. Owns the names put into the template; what is in a template is `sdk/templates`' (Rust) and `prl_env.new`'s (Python).
 
-use super::New;
 use super::build::python;
+use super::{New, sdk};
 use crate::failure::{Failure, run as running};
 use crate::logging;
 use clap::ValueEnum;
@@ -34,28 +33,35 @@ const KEYWORDS: [&str; 16] = [
 /// Runs the command.
 pub fn run(asked: &New) -> Result<u8, Failure> {
     let name = asked.name.as_str();
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
-    let begins = name.starts_with(|c: char| c.is_ascii_lowercase()) && !name.ends_with(['-', '_']);
-    if !begins || !name.chars().all(plain) || KEYWORDS.contains(&name) || name.starts_with("prl-env") {
+    if !is_name(name) || asked.lang == Lang::Rust && KEYWORDS.contains(&name) {
+        // The words of `prl_env.project.bad_name`, which also knows Python's modules.
         return Err(Failure::input(format_args!(
             "`{name}` cannot be the name of an environment: it must be of a-z, 0-9, `-` and `_`, begin with a letter, and be \
-             no keyword"
+             neither a keyword nor a module of the language or of prl"
         )));
     }
     let dir = PathBuf::from(name);
     if dir.symlink_metadata().is_ok() {
         return Err(Failure::input(format_args!("`{name}` is there already; choose another name or remove it")));
     }
-    let sdk = sdk(asked.sdk.as_deref())?;
     match asked.lang {
-        Lang::Rust => rust(&dir, name, &sdk)?,
-        Lang::Python => python(Some(&sdk), &["-m", "prl_env.new", name])?,
+        Lang::Rust => rust(&dir, name, &sdk::folder(asked.sdk.as_deref())?)?,
+        Lang::Python => python(&sdk::python(asked.sdk.as_deref())?, &["-m", "prl_env.new", name])?,
     }
     let next = match asked.lang {
         Lang::Rust => "cargo test && prl env build",
         Lang::Python => "prl env build",
     };
     logging::print(&format!("Wrote {name}. Next: cd {name} && {next} && prl env check {name}.wasm"))
+}
+
+/// Words of a-z and 0-9 with a `-` or a `_` between them; the first begins with a letter.
+fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let mut words = name.split(['-', '_']);
+    name.starts_with(|c: char| c.is_ascii_lowercase())
+        && words.all(|word| !word.is_empty() && word.chars().all(plain))
+        && !name.replace('-', "_").starts_with("prl_env")
 }
 
 fn rust(dir: &Path, name: &str, sdk: &Path) -> Result<(), Failure> {
@@ -80,28 +86,16 @@ fn camel(name: &str) -> String {
     name.split(['-', '_']).map(upper).collect()
 }
 
-/// The folder `sdk`: the one named, or the one above the binary.
-pub fn sdk(named: Option<&Path>) -> Result<PathBuf, Failure> {
-    let holds = |dir: &Path| dir.join("environment/Cargo.toml").is_file();
-    if let Some(dir) = named {
-        let whole = dir.canonicalize().ok().filter(|dir| holds(dir));
-        return whole.ok_or_else(|| {
-            Failure::input(format_args!("`--sdk`: `{}` holds no `environment/Cargo.toml`", dir.display()))
-        });
-    }
-    let binary = std::env::current_exe().and_then(|path| path.canonicalize()).unwrap_or_default();
-    let found = binary.ancestors().skip(1).map(|dir| dir.join("sdk")).find(|dir| holds(dir));
-    found.ok_or_else(|| {
-        Failure::input(format_args!(
-            "the SDK is not beside this binary (`{}`); say where prl's sources have it: --sdk FOLDER/sdk",
-            binary.display()
-        ))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_words() {
+        assert!(["a", "my-env", "word_count-2"].iter().all(|name| is_name(name)));
+        let none = ["", "2a", "A", "a-", "-a", "a--b", "a.b", "ä", "prl-env-x", "prl_env"];
+        assert!(none.iter().all(|name| !is_name(name)));
+    }
 
     #[test]
     fn names_become_types() {

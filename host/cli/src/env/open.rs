@@ -66,6 +66,15 @@ impl Asked {
             verbose: false,
         }
     }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            memory_bytes: u64::from(self.memory_mb) << 20,
+            call_timeout: seconds(self.call_timeout),
+            rollout_timeout: seconds(f64::INFINITY),
+            ..Limits::default()
+        }
+    }
 }
 
 /// What an environment is opened for.
@@ -167,6 +176,16 @@ fn components(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// A component that may import what it likes and is only asked what it is.
+///
+/// # Errors
+/// One that a run would not take.
+pub async fn look(path: &Path) -> Result<EnvFile, Failure> {
+    let grants = vec![Grant::Assets, Grant::Kv, Grant::Llm, Grant::Http];
+    let limits = Asked::plain("").limits();
+    sandbox()?.load(path, &LoadConfig { limits, grants }).await.map_err(Failure::input)
+}
+
 /// Runs `work` on a runtime of its own.
 pub fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
@@ -201,12 +220,7 @@ impl Opened {
         let mut grants = vec![Grant::Assets, Grant::Kv];
         grants.extend((look || !models.is_empty()).then_some(Grant::Llm));
         grants.extend((look || !asked.http_allow.is_empty()).then_some(Grant::Http));
-        let limits = Limits {
-            memory_bytes: u64::from(asked.memory_mb) << 20,
-            call_timeout: seconds(limit),
-            rollout_timeout: seconds(f64::INFINITY),
-            ..Limits::default()
-        };
+        let limits = asked.limits();
         let path = match place {
             Place::File(path) => path,
             Place::Server(url) => {

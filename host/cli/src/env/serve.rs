@@ -1,16 +1,16 @@
 //! `prl env serve-python`: serves a Python environment over HTTP, outside the sandbox. Owns how Python is started; the server
 //! is `prl_env.serve`, which this process becomes.
 
-use super::{ServePython, build, new};
+use super::{ServePython, build, sdk};
 use crate::failure::Failure;
 use std::os::unix::process::CommandExt;
 
 /// Runs the command; it only comes back where Python cannot be started.
 pub fn run(asked: &ServePython) -> Result<u8, Failure> {
-    let sdk = new::sdk(None).ok();
+    let sdk = sdk::python(None)?;
     // Whether there is a Python with the SDK is told in our words.
-    build::python(sdk.as_deref(), &["-c", "import prl_env.serve"])?;
-    let mut command = build::interpreter(sdk.as_deref())?;
+    build::python(&sdk, &["-c", "import prl_env.serve"])?;
+    let mut command = build::interpreter(&sdk)?;
     command.args(["-m", "prl_env.serve"]).arg(&asked.env).args(["--host", &asked.host]);
     command.args(["--port", &asked.port.to_string(), "--expire", &asked.expire.to_string()]);
     let error = command.exec();

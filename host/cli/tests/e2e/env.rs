@@ -133,6 +133,44 @@ fn a_new_environment_in_python_is_written_by_its_sdk() {
     scratch.prl(&words).ok();
     assert!(fs::read_to_string(scratch.path("greet/greet.py")).unwrap().contains("prl_env"));
     refused(&scratch.prl(&words), &["greet", "already"]);
+    for name in ["json", "self-", "2x"] {
+        refused(&scratch.prl(&words.replace("greet", name)), &[name, "cannot be the name of an environment"]);
+    }
+}
+
+#[test]
+fn a_lone_binary_holds_the_python_sdk() {
+    let scratch = Scratch::new();
+    let binary = scratch.path("prl");
+    fs::copy(env!("CARGO_BIN_EXE_prl"), &binary).unwrap();
+    let alone = |words: &str| {
+        let mut command = Command::new(&binary);
+        command.args(words.split(' ')).current_dir(scratch.path("")).env_remove("PYTHONPATH").stdin(Stdio::null());
+        command.env("XDG_CACHE_HOME", scratch.path("cache"));
+        Running::start(command).wait()
+    };
+    alone("env new greet --lang python").ok();
+    assert!(scratch.path("greet/greet.py").is_file());
+    scratch.write("greet/json.py", "");
+    refused(&alone("env build greet/json.py"), &["json", "cannot be the name"]);
+    refused(&alone("env new sums"), &["--sdk"]);
+}
+
+/// What a host would not take never stands where a component belongs.
+#[test]
+fn a_refused_build_leaves_nothing_behind() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path("mine")).unwrap();
+    scratch.write("mine/mine.py", "import prl_env");
+    // In Python's place: writes something else than a component to the path after `-o`.
+    let python = scratch.write("python", "#!/bin/sh\nfor word; do out=$word; done\necho none > \"$out\"\n");
+    fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut build = scratch.command("env build mine");
+    build.env("PRL_PYTHON", &python);
+    refused(&Running::start(build).wait(), &["mine/mine.wasm` is not a WASM file"]);
+    let left: Vec<_> = fs::read_dir(scratch.path("mine")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["mine.py"]);
+    refused(&scratch.prl("env build mine -o no/such/folder.wasm"), &["there is no folder"]);
 }
 
 #[test]

@@ -4,11 +4,9 @@ what is wrong."""
 
 from __future__ import annotations
 
-import argparse
-import ast
-import fnmatch
 import hashlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -16,79 +14,26 @@ import tempfile
 from pathlib import Path
 
 from . import toolchain
-from .console import failing, one_line
-from .project import SERVICES, BadProject, Project, find, is_test
+from .console import Words, failing, one_line
+from .contents import own_files, services_of
+from .project import BadProject, Project, find
 
 PACKAGE = Path(__file__).parent
 WIT = PACKAGE / "wit"
 WORLD = "python-env"
-
-# What a folder holds beside the environment.
-_LEFT_OUT = (
-    "pyproject.toml",
-    "README*",
-    "LICENSE*",
-    "*.wasm",
-    "*.toml",
-    "*.pyc",
-    "*.egg-info/*",
-    "dist/*",
-    "build/*",
-    "outputs/*",
-)
-# Modules that a component's own code has at its top level.
-_TAKEN = ("environment", "prl_env", "wit_world", "componentize_py_types", "componentize_py_runtime", "poll_loop")
-
-
-def services_used(code: str) -> set[str]:
-    """The services that code imports from `prl_env`, or names as `prl_env.SERVICE`; `JudgeRubric` is one of them."""
-    used, names = set(), set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            names |= {alias.asname or alias.name for alias in node.names if alias.name == "prl_env"}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "prl_env":
-            used |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
-            used.add(node.attr)
-    return {"llm" if name == "JudgeRubric" else name for name in used} & {*SERVICES, "llm"}
-
-
-def _own_files(project: Project) -> list[Path]:
-    """The files of the environment, by their paths in its folder."""
-    if project.single:
-        return [project.file.relative_to(project.root)]
-    found = []
-    for path in sorted(project.root.rglob("*")):
-        inside = path.relative_to(project.root)
-        name = inside.as_posix()
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
-        patterns = (*_LEFT_OUT, *project.settings.exclude)
-        if (
-            path.is_file()
-            and not hidden
-            and not is_test(path.name)
-            and not any(fnmatch.fnmatch(name, p) for p in patterns)
-        ):
-            found.append(inside)
-    return found
+TIMEOUT = 120.0
+"""Seconds for each stage of a build."""
 
 
 def _stage(project: Project, stage: Path) -> list[str]:
     """Puts everything that goes in under `stage`; gives the services that the component imports."""
     app = stage / "app"
-    files = _own_files(project)
-    used = set(project.settings.imports)
+    files = own_files(project)
+    imports = services_of(project)
     for inside in files:
         target = app / inside
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project.root / inside, target)
-        if inside.suffix == ".py":
-            if len(inside.parts) == 1 and (inside.stem in _TAKEN or inside.stem.startswith("prl_env_")):
-                raise BadProject(f"{project.root / inside}: the module name `{inside.stem}` is taken; rename the file")
-            try:
-                used |= services_used(target.read_text(encoding="utf-8"))
-            except (SyntaxError, UnicodeDecodeError) as error:
-                raise BadProject(f"{project.root / inside}: {error}") from None
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "wit", "template")
     shutil.copytree(PACKAGE, stage / "sdk" / "prl_env", ignore=ignore)
     shutil.copytree(PACKAGE / "guest" / "modules", stage / "glue", ignore=ignore)
@@ -104,10 +49,10 @@ def _stage(project: Project, stage: Path) -> list[str]:
         "DATA": settings.data,
         "SKIP": settings.skip,
         "STAND_INS": settings.stand_ins,
+        "IMPORTS": imports,
     }
     text = "\n".join(f"{name} = {value!r}" for name, value in values.items())
     (stage / "glue" / "prl_env_build.py").write_text(text + "\n", encoding="utf-8")
-    imports = [service for service in SERVICES if service in used]
     world = f"package prl:env@0.1.0;\nworld {WORLD} {{\n  include pure-env;\n"
     world += "".join(f"  import {service};\n" for service in imports)
     shutil.copytree(WIT, stage / "wit")
@@ -121,7 +66,11 @@ def _stage(project: Project, stage: Path) -> list[str]:
 
 
 def build(
-    env: str | Path, out: str | Path | None = None, componentize: str | None = None, verbose: bool = False
+    env: str | Path,
+    out: str | Path | None = None,
+    componentize: str | None = None,
+    verbose: bool = False,
+    timeout: float = TIMEOUT,
 ) -> dict[str, object]:
     """Makes the component `out` of the environment `env` (default: in its folder); says what it made. Raises
     `BadProject`."""
@@ -136,9 +85,16 @@ def build(
         imports = _stage(project, stage)
         made = stage / "out.wasm"
         paths = [stage / "app", stage / "glue", stage / "sdk", *([packages] if packages else [])]
-        toolchain.componentize(tool, stage / "wit", WORLD, "prl_env_component", paths, made, project.file, verbose)
+        parts = (stage / "wit", WORLD, "prl_env_component", paths, stage / "glue")
+        toolchain.componentize(tool, *parts, made, project.file, verbose, timeout)
         data = made.read_bytes()
-        shutil.move(made, out)
+        # Whole or not at all, whatever becomes of this process.
+        beside = out.with_name(f".{out.name}.{os.getpid()}")
+        try:
+            shutil.copyfile(made, beside)
+            beside.replace(out)
+        finally:
+            beside.unlink(missing_ok=True)
     digest = hashlib.sha256(data).hexdigest()
     return {
         "file": str(out),
@@ -151,15 +107,20 @@ def build(
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m prl_env.build", description="Makes a component of an environment.")
+    parser = Words(prog="python -m prl_env.build", description="Makes a component of an environment.")
     parser.add_argument("env", help="its folder or its .py file")
     parser.add_argument("-o", "--output", help="the component (default: NAME.wasm in its folder)")
     parser.add_argument("--componentize-py", metavar="FILE", help="use this componentize-py instead of an own one")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds for each stage of it (default 120)"
+    )
     parser.add_argument("--json", action="store_true", help="say what was made as JSON")
     parser.add_argument("--verbose", action="store_true", help="show what the tools print")
     given = parser.parse_args(argv)
     with failing(BadProject, OSError):
-        made = build(given.env, given.output, given.componentize_py, given.verbose)
+        if not given.timeout > 0:
+            raise BadProject(f"--timeout: {given.timeout} is not above 0")
+        made = build(given.env, given.output, given.componentize_py, given.verbose, given.timeout)
         if given.json:
             print(json.dumps(made))
         else:

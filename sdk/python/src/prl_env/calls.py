@@ -77,6 +77,13 @@ def finish(value: Any) -> Any:
         raise
 
 
+def place(func: Any) -> str:
+    """Where a function stands, as ` (file.py:12)`; nothing for one that is not written in Python."""
+    code = getattr(inspect.unwrap(func), "__code__", None)
+    # In a component the environment's folder is `/0`.
+    return "" if code is None else f" ({code.co_filename.removeprefix('/0/')}:{code.co_firstlineno})"
+
+
 class Function:
     """A function that is handed those of the known names which it asks for; one with `**kwargs` gets all of them."""
 
@@ -86,6 +93,7 @@ class Function:
         self.func = func
         self.name = str(name or getattr(func, "__name__", type(func).__name__))
         self.doc = inspect.getdoc(func) or ""
+        self.place = place(func)
         parameters = inspect.signature(func).parameters.values()
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.names = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
@@ -98,5 +106,5 @@ class Function:
         missing = [name for name in self.needed if name not in known]
         if missing:
             names = ", ".join(f"`{name}`" for name in known)
-            raise EnvError(f"`{self.name}` takes `{missing[0]}`, which there is not; there are {names}")
+            raise EnvError(f"`{self.name}` takes `{missing[0]}`, which there is not; there are {names}{self.place}")
         return finish(self.func(**{name: known[name] for name in self.names if name in known}))

@@ -6,7 +6,9 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import os
 import random
+import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,16 @@ class Rows:
                 raise ValueError("a dataset holds no rows")
         else:
             raise TypeError("a dataset is a list of rows, a function of an index, or a generator function")
+
+    @property
+    def place(self) -> str:
+        """Where the function that makes them stands, as ` (file.py:12)`; nothing for a list."""
+        return "" if self._function is None else self._function.place
+
+    @property
+    def listed(self) -> bool:
+        """Whether they are a list, which can be looked through."""
+        return self._list is not None
 
     @property
     def seeded(self) -> bool:
@@ -79,9 +91,20 @@ def procedural(make: Callable[..., Any], size: int | None = None, seed: int | No
     return Rows(make, size, seed)
 
 
+def _beside(path: Any) -> Any:
+    """A relative path leads on from the folder of the module that calls `load_...`, wherever the process was started;
+    what is no path is left as it is."""
+    file = sys._getframe(2).f_globals.get("__file__")
+    if not isinstance(path, (str, os.PathLike)) or file is None:
+        return path
+    return os.path.join(os.path.dirname(os.path.abspath(file)), path)
+
+
 def load_jsonl(path: Any) -> list[Any]:
-    """The rows of a file of JSON lines. Raises `EnvError`, which names a line that is no JSON."""
+    """The rows of a file of JSON lines; a relative path leads on from the caller's folder. Raises `EnvError`, which
+    names a line that is no JSON."""
     rows = []
+    path = _beside(path)
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -93,14 +116,14 @@ def load_jsonl(path: Any) -> list[Any]:
 
 
 def load_csv(path: Any) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header."""
-    with open(path, encoding="utf-8", newline="") as file:
+    """The rows of a CSV file with a header; a relative path leads on from the caller's folder."""
+    with open(_beside(path), encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def load_lines(path: Any) -> list[str]:
-    """The lines of a text file that are not blank, stripped."""
-    with open(path, encoding="utf-8") as file:
+    """The lines of a text file that are not blank, stripped; a relative path leads on from the caller's folder."""
+    with open(_beside(path), encoding="utf-8") as file:
         return [line.strip() for line in file if line.strip()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .definition import Definition
@@ -14,7 +14,7 @@ from .errors import EnvError, InvalidConfig, InvalidState, InvalidTask
 from .messages import as_messages, system
 from .records import Context, Finished, Info, Score, Split, Task
 from .rng import begin, stream
-from .rollout import Rollout, number
+from .rollout import Rollout, number, short
 from .rubric import Line, Rubric
 from .state import State
 
@@ -26,14 +26,16 @@ def _as_json(what: str, value: Any) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise EnvError(f"the task's {what} is no JSON: {error}") from None
+        raise EnvError(f"{what} is no JSON: {error}") from None
 
 
 class Engine:
     """An environment, before and after its arguments."""
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, imports: Iterable[str] = ()) -> None:
+        """`imports` are the services that the environment's code uses."""
         self.definition = definition
+        self._imports = list(imports)
         # Made once, so that a component which is built from it starts with it.
         self._default = definition.make({})
         self._configured: Environment | None = None
@@ -54,7 +56,7 @@ class Engine:
             multi_turn=environment.goes_on,
             tools=bool(environment.tools),
             group_scoring=any(line.group for line in lines),
-            deterministic=environment.deterministic,
+            deterministic=self._deterministic(environment),
             components=[line.component() for line in lines],
             metrics=environment.metrics,
             roles=environment.roles,
@@ -76,6 +78,21 @@ class Engine:
         for line in lines:
             number("the weight of", line.name, line.weight)
         return info
+
+    def _deterministic(self, environment: Environment) -> bool:
+        """Whether it is, as it says or else by what it uses. Raises `EnvError` where the two do not go together."""
+        outside = [service for service in self._imports if service in ("llm", "http")]
+        if "llm" in outside and not environment.roles:
+            raise EnvError(
+                'it uses `prl_env.llm` and names no role: give the environment `roles=["judge"]`, with every name that '
+                "`llm.generate` is given, so that a run says which models they are"
+            )
+        if environment.deterministic and (outside or environment.roles):
+            raise EnvError(
+                f"it says `deterministic=True` and uses `prl_env.{(outside or ['llm'])[0]}`, whose answers differ from one "
+                "time to the next; leave `deterministic` out"
+            )
+        return not outside and not environment.roles if environment.deterministic is None else environment.deterministic
 
     def configure(self, args: Any) -> None:
         """Takes the run's arguments. Raises `InvalidConfig`."""
@@ -110,18 +127,22 @@ class Engine:
             row = {"question": row}
         elif dataclasses.is_dataclass(row) and not isinstance(row, type):
             row = dataclasses.asdict(row)
+        place = rows.place
         if not isinstance(row, Mapping):
-            raise EnvError(f"a row of `{split}` is a {type(row).__name__}, no dictionary")
-        asked = row.get("prompt") if row.get("prompt") is not None else row.get("question")
+            raise EnvError(f"row {index} of `{split}` is a {type(row).__name__}; give a dictionary or a text{place}")
+        asked = row.get("prompt") or row.get("question")
+        if not asked:
+            there = ", ".join(f"`{name}`" for name in row) or "nothing"
+            raise EnvError(
+                f"row {index} of `{split}` has no `prompt` (messages) and no `question` (a text): it has {there}{place}"
+            )
         try:
             prompt = as_messages(asked)
         except ValueError as error:
-            raise EnvError(f"the prompt of task {index} of `{split}`: {error}") from None
+            raise EnvError(f"the prompt of row {index} of `{split}`: {error}{place}") from None
         instruction = row.get("system_prompt") or environment.system_prompt
         if not any(message["role"] == "system" for message in prompt):
             prompt = [*([system(instruction)] if instruction else []), *environment.few_shot, *prompt]
-        if not prompt:
-            raise EnvError(f"task {index} of `{split}` has no `prompt` and no `question`")
         key = row.get("key", row.get("id"))
         if key is None:
             key = f"{split}/{seed}/{index}" if rows.seeded else f"{split}/{index}"
@@ -137,8 +158,8 @@ class Engine:
             key=str(key),
             prompt=prompt,
             tools=[tool.definition for tool in environment.tools.values()],
-            answer=_as_json("answer", row.get("answer")),
-            payload=_as_json("`info` or another column", payload),
+            answer=_as_json(f"`answer` of row {index} of `{split}`", row.get("answer")),
+            payload=_as_json(f"`info` or another column of row {index} of `{split}`", payload),
             max_turns=row.get("max_turns") or environment.max_turns or single,
             tags=[str(tag) for tag in row.get("tags") or []],
         )
@@ -165,10 +186,13 @@ class Engine:
         return scores
 
     def _values(self, line: Line, rubric: Rubric, known: dict[str, Any], count: int) -> list[float]:
-        values = list(line.function(known))
+        given, place = line.function(known), line.function.place
+        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+            raise EnvError(f"group reward `{line.name}` gave {short(given)}; return a list of {count} numbers{place}")
+        values = list(given)
         if len(values) != count:
-            raise EnvError(f"group reward `{line.name}` gave {len(values)} values for {count} members")
-        return [number("group reward", line.name, value) for value in values]
+            raise EnvError(f"group reward `{line.name}` gave {len(values)} values for {count} members{place}")
+        return [number("group reward", line.name, value, place) for value in values]
 
     def _group(
         self, environment: Environment, task: Task, members: list[Finished], states: list[State]

@@ -58,7 +58,9 @@ class Environment:
     - `tools`: functions that the model may call.
     - `max_turns`: most turns of the model.
     - `args`: a dataclass or `TypedDict` of what a run may set; functions are handed the run's as `args`.
-    - `roles`: roles that `llm` is asked for; such an environment is not `deterministic`.
+    - `roles`: roles that `llm` is asked for.
+    - `deterministic`: whether the same turns of the model always come to the same; unsaid, it is so where neither `llm`
+      nor `http` is used.
     - `metrics`: names of numbers that turns give (see `Turn.metrics`).
     - `sampling`: hints for every turn: `max_tokens` and `stop`.
     """
@@ -101,7 +103,7 @@ class Environment:
         self.args_type, self.args = args, None
         self._roles, self._metrics, self.tags = list(roles), list(metrics), list(tags)
         self.sampling = dict(sampling or {})
-        self._deterministic = deterministic
+        self.deterministic = deterministic
         self._added: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         self._given_tools = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
         self._gather()
@@ -217,11 +219,6 @@ class Environment:
         """Roles that `llm` may be asked for."""
         roles = [*self._roles, *(role for rubric in self.rubrics for role in rubric.roles)]
         return list(dict.fromkeys(roles))
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the same turns of the model always come to the same."""
-        return not self.roles if self._deterministic is None else self._deterministic
 
     @property
     def metrics(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class EnvError(Exception):
     """Ends the call, and with it the rollout: it is counted as an error and never trained on as a reward of 0.
@@ -80,3 +82,18 @@ CODES: dict[str, type[EnvError]] = {
 def error(code: str, message: str, retryable: bool) -> EnvError:
     """The exception for an error that came with this code."""
     return CODES.get(code, EnvError)(message, retryable=retryable)
+
+
+def fix(problem: BaseException | None) -> str:
+    """How to mend what a component does not have, as `; ...`; nothing where that is not the reason."""
+    if isinstance(problem, ModuleNotFoundError) and problem.name:
+        return (
+            f"; `{problem.name}` is not in the component: import it at the top of a module, and name its package in "
+            "`packages` of [tool.prl-env] in pyproject.toml if it is not Python's own (compiled ones cannot be had)"
+        )
+    if isinstance(problem, FileNotFoundError) and problem.filename is not None:
+        name = os.fsdecode(problem.filename) if isinstance(problem.filename, (str, bytes)) else str(problem.filename)
+        if not os.path.isabs(name):
+            return f'; write `Path(__file__).parent / "{name}"`, a relative path leads nowhere in a component'
+        return "; only the files of the environment's folder go into a component, and none can be written"
+    return ""

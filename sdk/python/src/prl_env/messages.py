@@ -86,6 +86,8 @@ def as_message(given: Mapping[str, Any]) -> Message:
     if content is None:
         content = ""
     if not isinstance(content, str):
+        if not isinstance(content, (list, tuple)) or not all(isinstance(part, Mapping) for part in content):
+            raise ValueError(f"the content of a message is {content!r}; give a text or a list of content parts")
         content = [dict(part) for part in content]
         if not all(isinstance(part.get("type"), str) for part in content):
             raise ValueError("a content part of a message has no `type`")
@@ -107,7 +109,8 @@ def as_messages(given: Any, role: str = "user") -> list[Message]:
     if isinstance(given, Mapping):
         return [as_message(given)]
     if isinstance(given, (list, tuple)):
-        return [
-            as_message(message) if isinstance(message, Mapping) else as_messages(message, role)[0] for message in given
-        ]
+        odd = next((message for message in given if not isinstance(message, (str, Mapping))), None)
+        if odd is not None or None in given:
+            raise ValueError(f"a list of messages holds {odd!r}, which is neither a text nor a message")
+        return [message for each in given for message in as_messages(each, role)]
     raise ValueError(f"messages are a text, a message or a list of messages, not {type(given).__name__}")

@@ -3,14 +3,11 @@ template. Exit codes: 0, or 2 with one line saying what is wrong."""
 
 from __future__ import annotations
 
-import argparse
-import keyword
-import re
 import sys
 from pathlib import Path
 
-from .console import failing
-from .project import BadProject
+from .console import Words, failing
+from .project import BadProject, bad_name
 
 TEMPLATE = Path(__file__).parent / "template"
 
@@ -18,12 +15,10 @@ TEMPLATE = Path(__file__).parent / "template"
 def new(name: str, folder: str | Path | None = None) -> Path:
     """Writes the environment `name` into `folder` (default: `name` here), which must not be there. Raises
     `BadProject`."""
+    reason = bad_name(name)
+    if reason:
+        raise BadProject(reason)
     module = name.replace("-", "_")
-    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("prl_env", "environment")
-    if taken or not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
-        raise BadProject(
-            f"`{name}` cannot be the name of an environment; use a-z, 0-9 and `-`, like `my-env`, and no module's name"
-        )
     folder = Path(folder or name)
     if folder.exists():
         raise BadProject(f"`{folder}` is there already; choose another name or remove it")
@@ -37,7 +32,7 @@ def new(name: str, folder: str | Path | None = None) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m prl_env.new", description="Writes a first environment.")
+    parser = Words(prog="python -m prl_env.new", description="Writes a first environment.")
     parser.add_argument("name", help="like my-env")
     parser.add_argument("folder", nargs="?", help="where to (default: NAME here)")
     given = parser.parse_args(argv)

@@ -3,8 +3,10 @@ must not know how a component is made. Not part of a component."""
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import importlib.util
+import keyword
 import re
 import sys
 import tomllib
@@ -19,6 +21,10 @@ SERVICES = ("llm", "assets", "kv", "http")
 """What a component may import beside its log."""
 
 _TABLE = "tool.prl-env"
+
+
+_TAKEN = {"environment", "prl_env", "wit_world", "componentize_py_types", "componentize_py_runtime", "poll_loop"}
+"""Modules that a component's own code has at its top level."""
 
 
 class BadProject(Exception):
@@ -91,6 +97,34 @@ def _settings(root: Path) -> Settings:
     return settings
 
 
+def bad_name(name: str) -> str | None:
+    """Why `name` cannot be an environment's, or its module's; `None` where it can. `prl env new` has the same rule."""
+    module = name.replace("-", "_")
+    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _TAKEN
+    if not taken and not module.startswith("prl_env") and re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
+        return None
+    return (
+        f"`{name}` cannot be the name of an environment: it must be of a-z, 0-9, `-` and `_`, begin with a letter, and be "
+        "neither a keyword nor a module of the language or of prl"
+    )
+
+
+def _check_modules(project: Project) -> Project:
+    """The project itself. Raises `BadProject` for a module's name that means another module in a component."""
+    reason = bad_name(project.module)
+    if reason:
+        raise BadProject(f"{project.file}: {reason}; rename the file")
+    beside = [] if project.single else sorted([*project.root.glob("*.py"), *project.root.glob("*/__init__.py")])
+    for path in beside:
+        name = path.parent.name if path.name == "__init__.py" else path.stem
+        taken = name in sys.stdlib_module_names or name in _TAKEN or name.startswith("prl_env_")
+        if taken and not any(fnmatch.fnmatch(path.relative_to(project.root).as_posix(), pattern) for pattern in project.settings.exclude):
+            raise BadProject(
+                f"{path}: there is a module `{name}` in Python or prl, which a component would not find; rename the file"
+            )
+    return project
+
+
 def is_test(name: str) -> bool:
     """Whether a file is one of pytest's or unittest's."""
     return name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
@@ -100,9 +134,9 @@ def find(given: str | Path) -> Project:
     """The environment in a folder, or in one file. Raises `BadProject`."""
     path = Path(given)
     if path.is_file():
-        if path.suffix != ".py" or not path.stem.isidentifier():
+        if path.suffix != ".py" or "-" in path.stem:
             raise BadProject(f"{path}: not a Python module; its name must be like `my_env.py`")
-        return Project(path.resolve().parent, path.stem, True, Settings())
+        return _check_modules(Project(path.resolve().parent, path.stem, True, Settings()))
     if not path.is_dir():
         raise BadProject(f"{path}: there is no such file or folder")
     root = path.resolve()
@@ -121,12 +155,22 @@ def find(given: str | Path) -> Project:
                 f"{path}: which module is the environment? {told}; name it `{own}.py`, or set `module` in [{_TABLE}]"
             )
         (module,) = found
-    if not re.fullmatch(r"[A-Za-z_]\w*", module):
-        raise BadProject(f"{path}: the module's name `{module}` must be a plain identifier")
+    if "-" in module:
+        raise BadProject(f"{path}: the module's name `{module}` holds a `-`; Python imports none such, write `_`")
     project = Project(root, module, False, settings)
     if not project.file.is_file():
         raise BadProject(f"{path}: there is no `{module}.py`")
-    return project
+    return _check_modules(project)
+
+
+def around(module: ModuleType) -> Project | None:
+    """The project that an imported module is the environment of; None for one without a file."""
+    if not getattr(module, "__file__", None):
+        return None
+    file = Path(module.__file__ or "").resolve()
+    root = file.parent.parent if file.name == "__init__.py" else file.parent
+    name = file.parent.name if file.name == "__init__.py" else file.stem
+    return Project(root, name, False, _settings(root))
 
 
 def again(module: ModuleType) -> ModuleType:
@@ -151,6 +195,9 @@ def load(given: Any) -> ModuleType:
         known = sys.modules.get(project.module)
         if known is not None and getattr(known, "__file__", None) != str(project.file):
             del sys.modules[project.module]
-        return importlib.import_module(project.module)
+        module = importlib.import_module(project.module)
+        for name in project.settings.modules:
+            importlib.import_module(name)
+        return module
     finally:
         sys.path.remove(str(project.root))

@@ -4,6 +4,7 @@ bookkeeping; must not know any particular environment."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from .calls import Function
@@ -20,15 +21,23 @@ ANSWERED = "answered"
 """The reason where the model's answer ends the rollout."""
 
 
-def number(what: str, name: str, value: Any) -> float:
-    """A finite number. Raises `EnvError`, which names it."""
+def number(what: str, name: str, value: Any, place: str = "") -> float:
+    """A finite number. Raises `EnvError`, which names it and the place that it is from."""
     try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("a text is no number, even where it reads like one")
         made = float(value)
-    except (TypeError, ValueError):
-        raise EnvError(f"{what} `{name}` gave {value!r}, which is no number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise EnvError(f"{what} `{name}` gave {short(value)}, which is no number; return one, or a bool{place}") from None
     if not math.isfinite(made):
-        raise EnvError(f"{what} `{name}` is {made}")
+        raise EnvError(f"{what} `{name}` is {made}; return a finite number{place}")
     return made
+
+
+def short(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 class Objects(dict):
@@ -107,8 +116,8 @@ class Rollout:
         setup = self.environment.on_setup
         given = None if setup is None else self._call(setup)
         # Some return the state, as `verifiers` once wanted.
-        turn = Turn() if isinstance(given, State) else self._turn(given)
-        return self._finish(turn)
+        turn = Turn() if setup is None or isinstance(given, State) else self._turn(given, setup)
+        return self._finish(turn, setup)
 
     def step(self, completion: Completion) -> Turn:
         """Takes a turn of the model. Raises `EnvError`."""
@@ -127,9 +136,10 @@ class Rollout:
             turn.stop = self._stop()
             if turn.stop is None:
                 turn = self._react(message)
-        turn = self._finish(turn)
+        turn = self._finish(turn, environment.on_reply)
         if turn.stop is None and not turn.messages:
-            raise EnvError("`env_response` gave no message, and nothing ended the rollout")
+            name, place = environment.on_reply.name, environment.on_reply.place
+            raise EnvError(f"`{name}` gave no message, and nothing ended the rollout{place}")
         return turn
 
     def _react(self, message: Message) -> Turn:
@@ -137,11 +147,11 @@ class Rollout:
         if message.tool_calls and environment.tools:
             turn = Turn([answer(call, environment.tools, state) for call in message["tool_calls"]])
         elif environment.replies:
-            turn = self._turn(self._call(environment.on_reply))
+            turn = self._turn(self._call(environment.on_reply), environment.on_reply)
         else:
             return Turn(stop=Stop(ANSWERED))
         if state["final_env_response"] is not None:
-            final = as_messages(state["final_env_response"])
+            final = self._turn(state["final_env_response"], environment.on_reply).messages
             if not turn.messages:
                 turn.messages = final
             turn.stop = turn.stop or Stop("final_env_response")
@@ -158,29 +168,39 @@ class Rollout:
         completed = self.environment.on_completed
         return Stop("is_completed") if completed is not None and self._call(completed) else None
 
-    def _turn(self, given: Any) -> Turn:
-        """What a hook returned."""
+    def _turn(self, given: Any, hook: Function) -> Turn:
+        """What a hook returned. Raises `EnvError`, which names it."""
         if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], State):
             given = given[0]
         turn = given if isinstance(given, Turn) else Turn(messages=given)
         try:
             turn.messages = as_messages(turn.messages)
         except ValueError as error:
-            raise EnvError(str(error)) from error
+            raise EnvError(f"`{hook.name}` gave {short(given)}: {error}{hook.place}") from error
+        for name, value, kind in (
+            ("stop", turn.stop, Stop),
+            ("metrics", turn.metrics, Mapping),
+            ("sampling", turn.sampling, Mapping),
+        ):
+            if value is not None and not isinstance(value, kind):
+                told = {"stop": '`prl_env.Stop("reason")`'}.get(name, "a dictionary")
+                raise EnvError(f"`{hook.name}` gave a turn whose `{name}` is {short(value)}, not {told}{hook.place}")
         return turn
 
-    def _finish(self, turn: Turn) -> Turn:
-        state, environment = self.state, self.environment
+    def _finish(self, turn: Turn, hook: Function | None) -> Turn:
+        state, environment, place = self.state, self.environment, hook.place if hook else ""
         state["completion"].extend(turn.messages)
         if state["turn"] and environment.turn_rewards:
-            extra = math.fsum(number("turn reward", func.name, self._call(func)) for func in environment.turn_rewards)
+            extra = math.fsum(
+                number("turn reward", func.name, self._call(func), func.place) for func in environment.turn_rewards
+            )
             turn.reward = extra if turn.reward is None else turn.reward + extra
         if turn.reward is not None:
-            turn.reward = number("the reward of", "turn", turn.reward)
-        turn.metrics = {name: number("metric", name, value) for name, value in turn.metrics.items()}
+            turn.reward = number("the reward of the turn of", hook.name if hook else "", turn.reward, place)
+        turn.metrics = {name: number("metric", name, value, place) for name, value in (turn.metrics or {}).items()}
         undeclared = [name for name in turn.metrics if name not in environment.metrics]
         if undeclared:
-            raise EnvError(f'a turn gives the metric `{undeclared[0]}`; declare it with `metrics=["{undeclared[0]}"]`')
+            raise EnvError(f'a turn gives the metric `{undeclared[0]}`; declare it with `metrics=["{undeclared[0]}"]`{place}')
         if environment.sampling and turn.sampling is None:
             turn.sampling = dict(environment.sampling)
         if turn.stop is not None:
@@ -207,4 +227,4 @@ class Rollout:
     def _value(self, what: str, rubric: Rubric, line: Line) -> float:
         known = Objects(self.environment, self.state)
         known.update(rubric.objects())
-        return number(what, line.name, line.function(known))
+        return number(what, line.name, line.function(known), line.function.place)

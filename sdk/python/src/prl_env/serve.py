@@ -4,7 +4,6 @@ what is wrong. Not part of a component."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import importlib.util
@@ -23,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from . import project, wire
-from .console import failing
+from .console import Words, failing
 from .definition import find
 from .errors import Denied, EnvError, Limit, Unsupported
 from .hosting import Hosted, install, problem
@@ -217,7 +216,7 @@ def _stop(number: int, _: Any) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; gives its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Words(
         prog="python -m prl_env.serve", description="Serves an environment over HTTP, outside the sandbox."
     )
     parser.add_argument("env", help="its folder, its .py file, or the name of an installed module")

@@ -12,24 +12,29 @@ host makes, so that what passes here is not refused there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import project, services
+from .contents import services_of
 from .definition import find
 from .engine import Engine
 from .errors import EnvError, NotFound, Unsupported
 from .messages import Message, as_message, as_messages, assistant, calling
 from .records import Completion, Context, Finished, Info, Score, Task, ToolDef, Turn
 from .rollout import Rollout
+from .watch import Watch, deadline
 
 MAX_TURNS = 100
 """Turns after which a rollout is cut off where the task sets no bound."""
+LOAD_TIMEOUT = 30.0
+"""Seconds that it may take to import an environment and to make it."""
 MAX_VALUE = 1e9
 """Largest magnitude of a reward or a metric."""
 _REASON = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
@@ -63,6 +68,12 @@ class Played:
         return Finished(context, self.messages, self.truncated, self.score, self.reward)
 
 
+_NONE = (
+    "it asks the service `{0}`, and nothing stands in for it here; give one: `Harness(..., services=Services({0}=...))` in "
+    "a test, `--services FILE.py:NAME` to prl_env.check"
+)
+
+
 class Services:
     """Stands in for the host's services; give what the environment uses. `llm` is called with a `Request` and gives a
     text, a message, or raises; `assets` is a folder; `http` is called with method, URL, headers and body."""
@@ -83,7 +94,7 @@ class Services:
 
     def generate(self, requests: list[services.Request]) -> list[Any]:
         if self._llm is None:
-            raise Unsupported("the test gives no `llm`")
+            raise Unsupported(_NONE.format("llm"))
         answers: list[Any] = []
         for request in requests:
             try:
@@ -95,7 +106,7 @@ class Services:
 
     def assets(self) -> dict[str, int]:
         if self._assets is None:
-            raise Unsupported("the test gives no `assets`")
+            raise Unsupported(_NONE.format("assets"))
         files = sorted(path for path in self._assets.rglob("*") if path.is_file())
         return {path.relative_to(self._assets).as_posix(): path.stat().st_size for path in files}
 
@@ -116,7 +127,7 @@ class Services:
 
     def fetch(self, method: str, url: str, headers: Any, body: bytes | None, timeout_ms: int) -> services.HttpResponse:
         if self._http is None:
-            raise Unsupported("the test gives no `http`")
+            raise Unsupported(_NONE.format("http"))
         return self._http(method, url, headers, body)
 
 
@@ -127,24 +138,41 @@ def _same(value: Any) -> Any:
 
 class Harness:
     """A configured environment. `given` is its folder, its file, or its imported module. Raises what the environment
-    raises, and `Refused` where a host would not take what it gives."""
+    raises, `Refused` where a host would not take what it gives, and `watch.Hung` where a call takes longer than
+    `call_timeout` seconds. `services` stands in for the host's."""
 
-    def __init__(self, given: Any, args: Mapping[str, Any] | None = None, services: Services | None = None) -> None:
-        self._given = project.load(given)
+    def __init__(
+        self,
+        given: Any,
+        args: Mapping[str, Any] | None = None,
+        services: Services | None = None,
+        call_timeout: float = 10.0,
+    ) -> None:
         self._args = dict(args or {})
         self._services = services or Services()
-        with self:
-            self.engine = Engine(find(self._given))
+        self._call_timeout = call_timeout
+        whole = not isinstance(given, ModuleType)
+        found = project.find(given) if whole else project.around(given)
+        self._watch = None if found is None else Watch(found)
+        # Around a module there may be anything.
+        self._imports = [] if found is None else services_of(found, None if whole else [found.file])
+        with self._calling(late=False):
+            self._given = project.load(given)
+            self.engine = Engine(find(self._given), self._imports)
             self._check_info(self.engine.describe())
             self.engine.configure(_same(self._args))
             self._check_info(self.engine.describe())
 
-    def __enter__(self) -> Harness:
-        self._before = services.serve(self._services)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        services.serve(self._before)
+    @contextlib.contextmanager
+    def _calling(self, late: bool = True) -> Iterator[None]:
+        """Around a call into the environment: what a host lends it, and what no component has."""
+        before = services.serve(self._services)
+        limit = self._call_timeout if late else max(self._call_timeout, LOAD_TIMEOUT)
+        try:
+            with self._watch.on(late) if self._watch else contextlib.nullcontext(), deadline(limit, self._watch):
+                yield
+        finally:
+            services.serve(before)
 
     @property
     def module(self) -> ModuleType:
@@ -163,7 +191,7 @@ class Harness:
 
     def task(self, split: str = "train", index: int = 0, seed: int = 0) -> Task:
         """A task, as a host would hand it on."""
-        with self:
+        with self._calling():
             task = self.engine.get_task(split, index, seed)
         self._check_messages(task.prompt)
         self._check_tools(task.tools)
@@ -173,18 +201,16 @@ class Harness:
 
     def open(self, task: Task, context: Context | None = None) -> Rollout:
         """A rollout, to be driven by hand."""
-        with self:
+        with self._calling():
             return self.engine.open(task, context or Context(seed=1))
 
     def play(self, task: Task, model: Model, context: Context | None = None, max_turns: int | None = None) -> Played:
         """Plays `task` with `model`, to its score."""
-        with self:
-            return self._play(self.engine.open(task, context or Context(seed=1)), task, model, max_turns)
-
-    def _play(self, rollout: Rollout, task: Task, model: Model, max_turns: int | None) -> Played:
+        rollout = self.open(task, context)
         most = min(filter(None, (max_turns, task.max_turns, MAX_TURNS)))
         played = Played(list(task.prompt))
-        turn = rollout.start()
+        with self._calling():
+            turn = rollout.start()
         self._check_turn(turn, None)
         taken = 0
         while True:
@@ -203,9 +229,11 @@ class Harness:
             played.messages.append(said)
             taken += 1
             reason = "tool-calls" if said.tool_calls else "stop"
-            turn = rollout.step(Completion(said, reason, 1, None, most - taken))
+            with self._calling():
+                turn = rollout.step(Completion(said, reason, 1, None, most - taken))
             self._check_turn(turn, said)
-        played.score = rollout.score(played.truncated)
+        with self._calling():
+            played.score = rollout.score(played.truncated)
         self._check_score(played.score)
         played.reward += self._weighted(played.score)
         return played
@@ -224,7 +252,7 @@ class Harness:
         if not self.info.group_scoring:
             return [(member.score, member.reward) for member in members]
         contexts = [Context(f"0.{at}", at, at, len(members)) for at in range(len(members))]
-        with self:
+        with self._calling():
             finished = [member.finished(context) for member, context in zip(members, contexts)]
             scores = self.engine.score_group(task, finished)
         worth = []
@@ -235,11 +263,16 @@ class Harness:
         return worth
 
     def conforms(self, tasks: int = 5) -> int:
-        """Plays the first tasks of each split with a few answers, right and hostile ones, twice in two instances:
+        """Looks at all rows of lists, and plays the first tasks of each split with a few answers, right and hostile ones, twice in two instances:
         everything must pass the checks and, where the environment claims to be deterministic, come out the same.
         Gives the number of rollouts."""
-        other = Harness(project.again(self._given), self._args, self._services)
+        with self._calling(late=False):
+            copy = project.again(self._given)
+        other = Harness(copy, self._args, self._services, self._call_timeout)
         count = 0
+        for split, rows in self.engine.environment.splits.items():
+            for index in range((rows.size or 0) if rows.listed else 0):
+                self.task(split, index, 1)
         for split in self.info.splits:
             for index in range(tasks if split.size is None else min(tasks, split.size)):
                 task = self.task(split.name, index, 1)
@@ -254,6 +287,8 @@ class Harness:
                 group = [self.answer(task, said) for said in hostile(task)[:3]]
                 if self.info.deterministic and _groups(self, task, group) != _groups(other, task, group):
                     raise Refused(f"task `{task.key}`: two instances score a group differently")
+        if self._watch is not None and self._watch.found:
+            raise Refused(self._watch.found[0])
         return count
 
     def _weighted(self, score: Score) -> float:

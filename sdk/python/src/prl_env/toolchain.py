@@ -12,10 +12,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from .console import one_line
+from .errors import fix
+from .guest.modules import prl_env_sandbox
 from .project import BadProject
 
 VERSION = "0.25.1"
@@ -98,14 +102,60 @@ def _reason(output: str, file: Path) -> str:
     told = [line for line in lines if re.match(r"^[A-Za-z_][\w.]*(Error|Exception|Config|Task|Exit)\b.*", line)]
     places = re.findall(r'File "/0/([^"]+)", line (\d+)', block)
     place = f" ({file.parent / places[-1][0]}:{places[-1][1]})" if places else ""
-    return one_line(told[-1] if told else lines[-1] if lines else "no output") + place
+    said = one_line(told[-1] if told else lines[-1] if lines else "no output", 600)
+    return re.sub(r"^prl_env\.errors\.\w+: ", "", said) + fix(_exception(said)) + place
+
+
+def _exception(said: str) -> BaseException | None:
+    """The exception that a traceback's last line is of, as far as there is a fix for it."""
+    missing = re.fullmatch(r"ModuleNotFoundError: No module named '([^']+)'.*", said)
+    if missing:
+        return ModuleNotFoundError(name=missing[1])
+    absent = re.fullmatch(r"FileNotFoundError: \[Errno \d+\] [^:]+: '([^']+)'", said)
+    return FileNotFoundError(0, "", absent[1]) if absent else None
+
+
+def _run_by_stages(
+    command: list[str], env: dict[str, str], stage: Path, limit: float, file: Path
+) -> tuple[int, str]:
+    """The exit code and all output of a build, which writes into the file `stage` how far it is. Raises `BadProject`
+    where it stays at one for more than `limit` seconds."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=env, stdin=subprocess.DEVNULL)
+        try:
+            known, until = "", time.monotonic() + limit
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(0.1)
+                    output.seek(0)
+                    return code, output.read().decode(errors="replace")
+                now = stage.read_text(encoding="utf-8") if stage.is_file() else ""
+                if now != known:
+                    known, until = now, time.monotonic() + limit
+                if time.monotonic() > until:
+                    raise BadProject(
+                        f"{file}: the build does not end: {known or 'preparing it'} took more than {limit:g} s; `python -m "
+                        "prl_env.check` names the line where code of its own hangs, `--timeout` gives it longer"
+                    )
+        finally:
+            process.kill()
+            process.wait()
 
 
 def componentize(
-    tool: Path, wit: Path, world: str, app: str, paths: list[Path], out: Path, file: Path, verbose: bool
+    tool: Path,
+    wit: Path,
+    world: str,
+    app: str,
+    paths: list[Path],
+    glue: Path,
+    out: Path,
+    file: Path,
+    verbose: bool,
+    timeout: float,
 ) -> None:
-    """Runs componentize-py; `paths` are found at `/0`, `/1`, ... inside. Raises `BadProject` with the author's own
-    error."""
+    """Runs componentize-py; `paths` are found at `/0`, `/1`, ... inside; `glue` is the one with the
+    modules around it. Raises `BadProject` with the author's own error, or where a stage takes more than `timeout` seconds."""
     empty = out.parent / "empty"
     (empty / "lib" / "python3" / "site-packages").mkdir(parents=True)
     # Without these it would take in whatever the interpreter that runs it has installed.
@@ -113,8 +163,8 @@ def componentize(
     command = [str(tool), "-d", str(wit), "-w", world, "componentize", app, "-o", str(out)]
     for path in paths:
         command += ["-p", str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
+    code, output = _run_by_stages(command, env, glue / prl_env_sandbox.STAGE, timeout, file)
     if verbose:
-        print(result.stdout, result.stderr, file=sys.stderr)
-    if result.returncode or not out.is_file():
-        raise BadProject(f"{file} fails inside the sandbox: {_reason(result.stdout + result.stderr, file)}")
+        print(output, file=sys.stderr)
+    if code or not out.is_file():
+        raise BadProject(f"{file} fails inside the sandbox: {_reason(output, file)}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import schema
-from .calls import finish
+from .calls import finish, place
 from .errors import EnvError
 from .messages import Message, ToolCall, tool_result
 from .records import Context, ToolDef
@@ -57,17 +57,20 @@ class Tool:
             raise ToolError(str(mismatch)) from None
         for name, kind in self._handed.items():
             given[name] = state if kind is State else state["ctx"]
-        return as_text(finish(self.func(**given)))
+        result = finish(self.func(**given))
+        try:
+            return as_text(result)
+        except (TypeError, ValueError) as error:
+            kind = type(result).__name__
+            raise EnvError(
+                f"tool `{self.name}` gave a {kind}, which is no text and no JSON ({error}); return one{place(self.func)}"
+            ) from None
 
 
 def as_text(result: Any) -> str:
-    """A tool's result as the model sees it: a text as it is, anything else as JSON."""
-    if isinstance(result, str):
-        return result
-    try:
-        return json.dumps(result, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(result)
+    """A tool's result as the model sees it: a text as it is, anything else as JSON. Raises `TypeError` or `ValueError`
+    for what is neither."""
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,12 +18,19 @@ from wit_world.exports import environment as wit
 from .. import rollout, services
 from ..calls import finish
 from ..engine import Engine
-from ..errors import EnvError, InvalidConfig
+from ..errors import EnvError, InvalidConfig, fix
 from ..messages import assistant
 from . import convert
 from .backend import Host
 
 ENGINE: Engine
+
+
+def _place(problem: BaseException) -> str:
+    """The last place of the environment's own code, or of any, that an exception came through."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith("/0/")] or frames
+    return f" ({own[-1].filename.removeprefix('/0/')}:{own[-1].lineno})" if own else ""
 
 
 def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,9 +48,7 @@ def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
             raise Err(convert.error_out(EnvError("RecursionError: it calls itself too deeply"))) from None
         except BaseException as problem:
             services.log("".join(traceback.format_exception(problem)[-12:]), "error")
-            frames = traceback.extract_tb(problem.__traceback__)
-            place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-            told = EnvError(f"{type(problem).__name__}: {problem}{place}")
+            told = EnvError(f"{type(problem).__name__}: {problem}{fix(problem)}{_place(problem)}")
             raise Err(convert.error_out(told)) from None
 
     return wrapper
@@ -98,7 +103,7 @@ class Rollout(wit.Rollout):
         return convert.score_out(self._inner.score(truncated))
 
 
-def warm_up() -> None:
+def warm_up(stage: Callable[[str], None]) -> None:
     """Plays a few rollouts before the snapshot is taken: instances then start with what a first one would have set
     up, and with code that the interpreter has fitted to its use, which it would else write to in each of them. An
     environment that cannot do without its services before it runs is taken as it is."""
@@ -112,10 +117,11 @@ def warm_up() -> None:
     try:
         for round in range(_ROUNDS):
             ENGINE = copy.copy(fresh)
-            _round(round)
+            _round(round, (lambda _: None) if round else stage)
     except Err as problem:
         print(f"not warmed up: {problem.value.message}")
     ENGINE = fresh
+    stage("writing it")
     root = logging.getLogger()
     root.handlers[:] = [services.LogHandler()]
     root.setLevel(logging.INFO)
@@ -126,14 +132,18 @@ def warm_up() -> None:
 _ROUNDS = 24
 
 
-def _round(round: int) -> None:
+def _round(round: int, stage: Callable[[str], None]) -> None:
     environment = Environment()
     environment.configure("{}")
     info = environment.describe()
     split = info.splits[0]
+    stage("making a first task")
     task = environment.get_task(split.name, 0 if split.size is None else round % split.size, round)
+    stage("starting a first rollout")
     played = Rollout.open(task, wit.RolloutContext("0", round, 0, 1, 0, False))
     played.start()
+    stage("a first rollout's answer to the model")
     said = convert.message_out(assistant("<answer>\n1\n</answer>"))
     played.step(wit.Completion(said, wit.FinishReason.STOP, 1, 100, 100))
+    stage("scoring a first rollout")
     played.score("max_turns")

@@ -17,6 +17,8 @@ from prl_env.definition import find
 from prl_env.engine import Engine
 from prl_env.guest import exports
 
+sandbox.no_network()
+sandbox.stage("importing it")
 module = importlib.import_module(build.MODULE)
 for name in build.MODULES:
     importlib.import_module(name)
@@ -25,8 +27,9 @@ layout.done()
 sandbox.files(build.FOLDER, build.FILES)
 sandbox.package_files(build.DATA, build.SKIP)
 sandbox.seal()
-exports.ENGINE = Engine(find(module))
-exports.warm_up()
+sandbox.stage("making it with its default arguments")
+exports.ENGINE = Engine(find(module), build.IMPORTS)
+exports.warm_up(sandbox.stage)
 sandbox.close_up()
 
 Environment = exports.Environment

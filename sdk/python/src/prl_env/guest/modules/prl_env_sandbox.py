@@ -21,11 +21,14 @@ STANDARD = """
 abc ast asyncio base64 binascii bisect calendar cmath collections.abc contextlib copy csv dataclasses datetime
 decimal difflib enum fnmatch fractions functools gettext glob hashlib heapq html html.parser
 importlib.resources inspect io itertools json keyword linecache locale logging math numbers operator pathlib
-pickle pprint queue random re secrets shlex statistics string stringprep struct tempfile textwrap threading
+pickle pprint queue random re secrets shlex statistics string _strptime stringprep struct tempfile textwrap threading
 time timeit token tokenize traceback types typing unicodedata urllib.parse uuid warnings weakref zipfile zlib
 zoneinfo
 """.split()
 """Modules of the standard library that are imported late by itself or by common code."""
+
+STAGE = "prl_env_stage"
+"""Name of the file, beside this one, in which the builder reads how far the build is."""
 
 # Codecs are modules too, found by name.
 _CODECS = ("utf-8", "ascii", "latin-1", "utf-16", "utf-32", "unicode_escape", "raw_unicode_escape", "idna", "cp1252")
@@ -80,6 +83,12 @@ class Notes(io.TextIOBase):
 
 
 _printed = (sys.stdout, sys.stderr)
+
+
+def stage(name: str) -> None:
+    """Tells the builder what begins, so that it can say what does not end. What is printed it sees only afterwards."""
+    with io.open(os.path.join(os.path.dirname(__file__), STAGE), "w", encoding="utf-8") as file:
+        file.write(name)
 
 
 def open_up() -> None:
@@ -195,6 +204,20 @@ def seal() -> None:
     os.path.isdir = lambda path: _path(path) in _folders or plain_isdir(path)
     os.listdir = listed  # type: ignore[assignment]
     importlib.machinery.SourceFileLoader.get_data = get_data  # type: ignore[method-assign]
+
+
+def no_network() -> None:
+    """Sockets are refused with words, also while the first rollouts are tried: one that is open when the snapshot is
+    taken would be a handle to nothing."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(
+            "a component has no network; use `prl_env.http.fetch`, to addresses that the run's configuration lists"
+        )
+
+    socket = importlib.import_module("socket")
+    socket.socket.__init__ = refuse
+    socket.getaddrinfo = socket.gethostbyname = socket.create_connection = refuse
 
 
 def close_up() -> None:
