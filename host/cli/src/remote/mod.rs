@@ -6,10 +6,19 @@ pub mod chat;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_environment::{HttpClient, HttpRequest, HttpResponse, ServiceError};
+use std::time::{Duration, Instant};
 use ureq::http;
 
 /// Connections that are kept open, of them all and to one server: as many as a busy run's rollouts use.
 const KEPT: usize = 64;
+
+/// Between two tries where nobody listens.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether nobody listens there.
+fn is_refused(error: &ureq::Error) -> bool {
+    matches!(error, ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused)
+}
 
 /// A client that follows no redirects.
 #[derive(Clone)]
@@ -37,7 +46,6 @@ impl Client {
         }
         let wanted = wanted.body(request.body.unwrap_or_default());
         let wanted = wanted.map_err(|error| ServiceError::Invalid(format!("no valid request: {error}")))?;
-        let wanted = self.0.configure_request(wanted).timeout_global(Some(request.timeout)).build();
         // Errors are recorded, and queries may hold keys.
         let address = request.url.split('?').next().unwrap_or_default();
         let failed = |error: ureq::Error| match error {
@@ -46,7 +54,20 @@ impl Client {
             }
             error => ServiceError::Upstream(format!("`{address}`: {error}")),
         };
-        let mut answer = self.0.run(wanted).map_err(failed)?;
+        let begun = Instant::now();
+        let once = || {
+            let left = request.timeout.saturating_sub(begun.elapsed());
+            self.0.run(self.0.configure_request(wanted.clone()).timeout_global(Some(left)).build())
+        };
+        let mut answer = loop {
+            match once() {
+                // Nobody took it, so it can be asked again.
+                Err(error) if is_refused(&error) && begun.elapsed() < request.patience.min(request.timeout) => {
+                    std::thread::sleep(PAUSE);
+                }
+                answer => break answer.map_err(failed)?,
+            }
+        };
         let headers = answer.headers().iter();
         let headers = headers.map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into()));
         let (status, headers) = (answer.status().as_u16(), headers.collect());
