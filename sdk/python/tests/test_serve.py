@@ -69,6 +69,8 @@ def load_environment(words: int = 1, role: str = "", meet: bool = False):
             first = [random.random(), draw(), random.choice("abcdefgh")]
             await asyncio.sleep(0.01)
             return str(first + [random.random(), same])
+        if text == "wait":
+            await asyncio.sleep(0.5)
         if text == "hang":
             await asyncio.sleep(1000)
         if text == "out of order":
@@ -300,6 +302,19 @@ class Served(unittest.TestCase):
                             said += piece
                 told = re.findall(rb"HTTP/1\.1 (\d+)", said)
                 self.assertEqual(told, [str(status).encode()] + ([] if closes else [b"200"]), said)
+
+    def test_a_call_that_nobody_waits_for_ends_its_rollout(self):
+        path = self.client.open()
+        with contextlib.closing(Client(self.process.port)) as other:
+            body = json.dumps(turn("wait"))
+            other.http.request("POST", f"/v0.1/{path}/step", body, {"Content-Type": "application/json"})
+            time.sleep(0.1)
+        for _ in range(50):
+            status, answer = self.client.send("POST", f"/v0.1/{path}/step", turn("hi"))
+            if status == 409 and "no such rollout" in answer["error"]["message"]:
+                return
+            time.sleep(0.05)
+        self.fail("it is still there")
 
     def test_one_configuration_does_not_wait_for_another(self):
         def meet(words, answers):

@@ -13,6 +13,7 @@ import ipaddress
 import json
 import logging
 import re
+import select
 import signal
 import socket
 import socketserver
@@ -175,7 +176,17 @@ class Handler(BaseHTTPRequestHandler):
         connections.mark(self.connection, False)
         super().handle_one_request()
 
+    def _is_there(self) -> bool:
+        """Whether who asked still waits for the answer."""
+        poll = select.poll()
+        try:
+            poll.register(self.connection, select.POLLIN)
+            return not poll.poll(0) or self.connection.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):
+            return False
+
     def _answer(self) -> None:
+        self._rollout: str | None = None
         try:
             self._check_host()
             given = self._body()
@@ -188,6 +199,9 @@ class Handler(BaseHTTPRequestHandler):
             message = str(told.message)[:20_000]
             said = _text({"error": {"code": code, "message": message, "retryable": bool(told.retryable)}})
         self.server.connections.mark(self.connection, False)
+        if self._rollout is not None and not self._is_there():
+            # Nobody will ask for it again: what it was told is lost.
+            self.server.hosted.drop(self._rollout)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(said)))
@@ -249,9 +263,12 @@ class Handler(BaseHTTPRequestHandler):
             case ("POST", "rollouts"):
                 return _text({"id": hosted.open(*wire.open_asked(given))})
             case ("POST", "rollouts", name, "start"):
+                self._rollout = name
                 return hosted.start(name, _turn)
             case ("POST", "rollouts", name, "step"):
-                return hosted.step(name, wire.given_turn(given), _turn)
+                completion = wire.given_turn(given)
+                self._rollout = name
+                return hosted.step(name, completion, _turn)
             case ("POST", "rollouts", name, "score"):
                 return _text(wire.score_out(hosted.score(name, wire.given_truncated(given))))
             case ("DELETE", "rollouts", name):
