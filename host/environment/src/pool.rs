@@ -258,9 +258,15 @@ impl Pool {
             return Err(shared.identity(0).error("score-group", Failure::Unsupported(reason)));
         }
         let (task, members, deadline) = (task.clone(), members.to_vec(), Deadline::of_call(shared.limits()));
-        let (control, asked) = (&shared.control, shared.clone());
+        // Run again, it is scored by an instance that was set up with the answers of the one of then.
+        let again = tape.is_playing();
+        let (seat, setup) = match again {
+            true => (Arc::new(Seat::new(0)), tape.clone()),
+            false => (shared.control.clone(), Tape::default()),
+        };
+        let asked = shared.clone();
         shared
-            .on_seat(control, "score-group", Tape::default(), move |instance, _| {
+            .on_seat(&seat, "score-group", setup, move |instance, _| {
                 Box::pin(async move { instance.score_group(asked.info(), &task, &members, tape, deadline).await })
             })
             .await

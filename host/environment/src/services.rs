@@ -234,14 +234,22 @@ impl Http {
             request.url = self.allowed.concat() + &request.url;
         }
         if !self.allows(&request.url) {
-            // Errors are recorded, and queries may hold keys.
-            let address = request.url.split('?').next().unwrap_or_default();
-            return Err(ServiceError::Denied(format!("`{address}` is not among the allowed addresses")));
+            let there = origin(&request.url);
+            return Err(ServiceError::Denied(format!("an address at `{there}` is not among the allowed ones")));
         }
         request.timeout = request.timeout.min(self.timeout);
         request.patience = self.patience;
         self.client.fetch(request).await
     }
+}
+
+/// Scheme, host and port of an address: what is said of it in errors, which are recorded, while keys are sent in paths and
+/// queries.
+pub fn origin(url: &str) -> &str {
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
+    // A password before the host is none of it; such an address is not allowed anyway.
+    if url[begin..end].contains('@') { "" } else { &url[..end] }
 }
 
 /// No characters that a client and this list could read differently, and no way up.
@@ -431,6 +439,19 @@ mod tests {
     impl HttpClient for Nothing {
         fn fetch(&self, _: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, ServiceError>> {
             Box::pin(async { Err(ServiceError::Upstream("no server".into())) })
+        }
+    }
+
+    #[test]
+    fn errors_name_no_more_than_the_host() {
+        for (url, told) in [
+            ("https://example.org:8/bot1234:key/send?k=v", "https://example.org:8"),
+            ("https://example.org?k=v", "https://example.org"),
+            ("https://user:key@example.org/", ""),
+            ("/a", ""),
+            ("a.b", "a.b"),
+        ] {
+            assert_eq!(origin(url), told);
         }
     }
 

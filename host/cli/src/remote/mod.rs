@@ -5,7 +5,7 @@ pub mod chat;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_environment::{HttpClient, HttpRequest, HttpResponse, ServiceError};
+use prl_environment::{HttpClient, HttpRequest, HttpResponse, ServiceError, origin};
 use std::time::{Duration, Instant};
 use ureq::http;
 
@@ -46,8 +46,7 @@ impl Client {
         }
         let wanted = wanted.body(request.body.unwrap_or_default());
         let wanted = wanted.map_err(|error| ServiceError::Invalid(format!("no valid request: {error}")))?;
-        // Errors are recorded, and queries may hold keys.
-        let address = request.url.split('?').next().unwrap_or_default();
+        let address = origin(&request.url);
         let failed = |error: ureq::Error| match error {
             ureq::Error::BodyExceedsLimit(limit) => {
                 ServiceError::Limit(format!("`{address}` answered with more than {limit} bytes"))
