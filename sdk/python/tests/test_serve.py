@@ -242,8 +242,12 @@ class Served(unittest.TestCase):
                 self.assertEqual((status, code), tuple(expected[:2]))
                 self.assertIn(expected[2], message)
         task = client.call("task", {**first, "split": "train"})
-        for wrong, words in (({"key": 5}, "`key` is 5, no text"), ({"kee": 5}, "a key 'kee'"), ({"tags": [1]}, "`tags`"),
-                             ({"prompt": [{"role": "user", "content": [{"type": "text"}]}]}, "`text` is None")):  # fmt: skip
+        for wrong, words in (
+            ({"key": 5}, "`key` is 5, no text"),
+            ({"kee": 5}, "a key 'kee'"),
+            ({"tags": [1]}, "`tags`"),
+            ({"prompt": [{"role": "user", "content": [{"type": "text"}]}]}, "`text` is None"),
+        ):
             asked = {"configuration": name, "task": {**task, **wrong}, "context": {}}
             status, code, message = client.error("rollouts", asked)
             self.assertEqual((status, code), (400, "invalid_task"))
@@ -272,7 +276,10 @@ class Served(unittest.TestCase):
                 self.assertIn("no such rollout", client.error(f"{path}/step", turn("hi"))[2])
         path = client.open()
         # A request that cannot be read never came to it.
-        for call, *expected in (("step", 400, "unsupported", "lacks `message`"), ("jump", 404, "unsupported", "no `POST")):
+        for call, *expected in (
+            ("step", 400, "unsupported", "lacks `message`"),
+            ("jump", 404, "unsupported", "no `POST"),
+        ):
             status, code, message = client.error(f"{path}/{call}", {})
             self.assertEqual((status, code), tuple(expected[:2]))
             self.assertIn(expected[2], message)

@@ -164,7 +164,8 @@ class _Lane:
         def work() -> None:
             try:
                 value = function()
-            except BaseException as error:  # It is raised where the call came from. No name keeps it: it holds this frame.
+            except BaseException as error:  # It is raised where the call came from.
+                # No name keeps it, since it holds this frame.
                 for asker in waiting:
                     asker.put((False, error))
             else:

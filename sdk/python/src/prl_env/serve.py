@@ -90,8 +90,8 @@ class Connections:
         """Ends those that have been in the middle of a request or an answer for too long."""
         until = time.monotonic() - REQUEST
         with self._lock:
-            slow = [each for each, since in self._since.items() if since is not None and not since[0] and since[1] < until]
-            for connection in slow:
+            begun = [(each, since[1]) for each, since in self._since.items() if since is not None and not since[0]]
+            for connection in [each for each, since in begun if since < until]:
                 self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:
