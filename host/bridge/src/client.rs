@@ -3,7 +3,7 @@
 
 use crate::wire;
 use prl_env::services::http::{Request, fetch};
-use prl_env::{Error, ErrorCode, Result};
+use prl_env::{Error, ErrorCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -11,20 +11,50 @@ use serde::de::DeserializeOwned;
 const VERSION: &str = "/v0.1";
 /// Characters of an unreadable answer that are shown.
 const SHOWN: usize = 200;
+/// Of an answer that what it names is not there any more.
+const GONE: u16 = 410;
+
+/// What came of a call.
+pub type Answer<T> = std::result::Result<T, Failed>;
+
+/// A call that gave nothing.
+pub struct Failed {
+    error: Error,
+    status: Option<u16>,
+}
+
+impl Failed {
+    /// Whether the server does not know the configuration that was named. An environment's own `invalid_state` is none.
+    pub fn is_unknown(&self) -> bool {
+        self.error.code == ErrorCode::InvalidState && self.status == Some(GONE)
+    }
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Self {
+        failed.error
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Failed { error, status: None }
+    }
+}
 
 /// Asks for something.
-pub fn get<T: DeserializeOwned>(path: &str) -> Result<T> {
+pub fn get<T: DeserializeOwned>(path: &str) -> Answer<T> {
     send("GET", path, None)
 }
 
 /// Makes a call.
-pub fn post<T: DeserializeOwned>(path: &str, said: &impl Serialize) -> Result<T> {
+pub fn post<T: DeserializeOwned>(path: &str, said: &impl Serialize) -> Answer<T> {
     let body = serde_json::to_vec(said).map_err(|error| Error::internal(format!("`{path}`: {error}")))?;
     send("POST", path, Some(body))
 }
 
 /// Frees something.
-pub fn delete(path: &str) -> Result<()> {
+pub fn delete(path: &str) -> Answer<()> {
     send("DELETE", path, None).map(|wire::Nothing {}| ())
 }
 
@@ -34,7 +64,7 @@ pub fn wrong(path: &str, reason: impl std::fmt::Display) -> Error {
     Error::new(ErrorCode::Upstream, message)
 }
 
-fn send<T: DeserializeOwned>(method: &str, path: &str, body: Option<Vec<u8>>) -> Result<T> {
+fn send<T: DeserializeOwned>(method: &str, path: &str, body: Option<Vec<u8>>) -> Answer<T> {
     let mut headers = vec![("accept".to_owned(), "application/json".to_owned())];
     if body.is_some() {
         headers.push(("content-type".to_owned(), "application/json".to_owned()));
@@ -44,14 +74,15 @@ fn send<T: DeserializeOwned>(method: &str, path: &str, body: Option<Vec<u8>>) ->
     let response =
         fetch(&Request { method: method.into(), url: format!("{VERSION}{path}"), headers, body, timeout_ms })?;
     if response.status == 200 {
-        return serde_json::from_slice(&response.body).map_err(|error| wrong(path, error));
+        return serde_json::from_slice(&response.body).map_err(|error| wrong(path, error).into());
     }
-    match serde_json::from_slice::<wire::Failed>(&response.body) {
-        Ok(failed) => Err(failed.error.into()),
+    let error = match serde_json::from_slice::<wire::Failed>(&response.body) {
+        Ok(failed) => failed.error.into(),
         Err(_) => {
             let text = String::from_utf8_lossy(&response.body);
             let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(SHOWN).collect();
-            Err(wrong(path, format_args!("status {} without an `error`, but {text:?}", response.status)))
+            wrong(path, format_args!("status {} without an `error`, but {text:?}", response.status))
         }
-    }
+    };
+    Err(Failed { error, status: Some(response.status) })
 }

@@ -5,8 +5,8 @@ use prl_env::{
     Completion, Component, ContentPart, Error, ErrorCode, Features, FinishReason, Finished, Info, Media, MediaSource,
     Message, NamedValue, Result, Role, RolloutContext, Score, Split, Stop, StopKind, Task, ToolCall, ToolDef, Turn,
 };
+use serde_json::json;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 /// A JSON text as it is.
 pub fn raw(text: String, what: &str) -> Result<Box<RawValue>> {
@@ -108,7 +108,7 @@ fn message(message: wire::Message) -> Message {
     let content = match message.content {
         None => Vec::new(),
         Some(wire::Content::Text(text)) => vec![ContentPart::Text(text)],
-        Some(wire::Content::Parts(parts)) => parts.into_iter().map(part).collect(),
+        Some(wire::Content::Parts(parts)) => parts.into_iter().map(Into::into).collect(),
     };
     let call = |call: wire::ToolCall| ToolCall { id: call.id, name: call.name, arguments: call.arguments };
     Message {
@@ -127,10 +127,12 @@ fn message(message: wire::Message) -> Message {
 }
 
 /// Texts are texts; anything else passes as it is.
-fn part(part: Value) -> ContentPart {
-    match (part["type"].as_str(), part["text"].as_str()) {
-        (Some("text"), Some(text)) => ContentPart::Text(text.to_owned()),
-        _ => ContentPart::Other(part.to_string()),
+impl From<wire::Part> for ContentPart {
+    fn from(part: wire::Part) -> Self {
+        match part {
+            wire::Part::Text(text) => ContentPart::Text(text),
+            wire::Part::Other(value) => ContentPart::Other(value.to_string()),
+        }
     }
 }
 
@@ -160,9 +162,9 @@ fn message_to(message: Message) -> Result<wire::Message> {
     })
 }
 
-fn part_to(part: ContentPart) -> Result<Value> {
+fn part_to(part: ContentPart) -> Result<wire::Part> {
     let media = |kind: &str, media: Media| match media.source {
-        MediaSource::Url(url) => Ok(json!({ "type": kind, "mime": media.mime, "url": url })),
+        MediaSource::Url(url) => Ok(wire::Part::Other(json!({ "type": kind, "mime": media.mime, "url": url }))),
         MediaSource::Bytes(_) | MediaSource::Asset(_) => {
             let message =
                 format!("a message holds a part of kind `{kind}` without a URL, which this protocol has no form for");
@@ -170,12 +172,13 @@ fn part_to(part: ContentPart) -> Result<Value> {
         }
     };
     match part {
-        ContentPart::Text(text) => Ok(json!({ "type": "text", "text": text })),
+        ContentPart::Text(text) => Ok(wire::Part::Text(text)),
         ContentPart::Image(image) => media("image", image),
         ContentPart::Audio(audio) => media("audio", audio),
         ContentPart::File(file) => media("file", file),
         ContentPart::Other(text) => {
-            serde_json::from_str(&text).map_err(|error| Error::internal(format!("a content part is no JSON: {error}")))
+            let value = serde_json::from_str(&text);
+            value.map(wire::Part::Other).map_err(|error| Error::internal(format!("a content part is no JSON: {error}")))
         }
     }
 }

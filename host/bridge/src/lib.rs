@@ -7,8 +7,10 @@
 
 mod client;
 mod convert;
+mod same;
 mod wire;
 
+use client::Answer;
 use prl_env::{
     Completion, Environment, Error, ErrorCode, Finished, Info, Result, Rollout, RolloutContext, Score, Task, Turn, log,
 };
@@ -25,19 +27,22 @@ pub struct Bridge {
 }
 
 fn configure(args: &RawValue) -> Result<wire::Configured> {
-    client::post("/configure", &wire::Configure { args })
+    Ok(client::post("/configure", &wire::Configure { args })?)
 }
 
 impl Bridge {
-    /// Asks something of the configuration. A server that was started anew in between is told it once more.
-    fn ask<T>(&self, ask: impl Fn(&str) -> Result<T>) -> Result<T> {
+    /// Asks something of the configuration. A server that was started anew in between is told it once more, if it is still
+    /// the same environment.
+    fn ask<T>(&self, ask: impl Fn(&str) -> Answer<T>) -> Result<T> {
         let answer = ask(&self.configuration.borrow());
         match answer {
-            Err(Error { code: ErrorCode::InvalidState, .. }) => {
-                self.configuration.replace(configure(&self.args)?.configuration);
-                ask(&self.configuration.borrow())
+            Err(failed) if failed.is_unknown() => {
+                let wire::Configured { configuration, info } = configure(&self.args)?;
+                same::check(&self.info, &convert::info(info))?;
+                self.configuration.replace(configuration);
+                Ok(ask(&self.configuration.borrow())?)
             }
-            answer => answer,
+            answer => Ok(answer?),
         }
     }
 }
@@ -50,7 +55,7 @@ impl Environment for Bridge {
     fn describe() -> Info {
         match client::get("/info").map(convert::info) {
             Ok(info) => info,
-            Err(error) => give_up(&error.message),
+            Err(failed) => give_up(&Error::from(failed).message),
         }
     }
 
@@ -78,7 +83,7 @@ impl Environment for Bridge {
         if id.is_empty() || id.len() > 128 || !id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b)) {
             return Err(client::wrong("/rollouts", "`id` must be 1 to 128 of the characters a-z A-Z 0-9 - _"));
         }
-        Ok(Remote { path: format!("/rollouts/{id}"), over: false })
+        Ok(Remote { path: format!("/rollouts/{id}"), over: false, freed: false })
     }
 
     fn score_group(&self, task: Task, members: Vec<Finished>) -> Result<Vec<Score>> {
@@ -104,8 +109,10 @@ fn give_up(reason: &str) -> ! {
 /// A rollout at the server.
 pub struct Remote {
     path: String,
-    /// Scored, which ends it at the server.
+    /// Asked for its score, after which it takes no more calls.
     over: bool,
+    /// Ended at the server.
+    freed: bool,
 }
 
 impl Remote {
@@ -119,26 +126,28 @@ impl Remote {
 
 impl Rollout for Remote {
     fn start(&mut self) -> Result<Turn> {
-        client::post(&self.at("start")?, &wire::Nothing {}).map(convert::turn)
+        Ok(convert::turn(client::post(&self.at("start")?, &wire::Nothing {})?))
     }
 
     fn step(&mut self, completion: Completion) -> Result<Turn> {
-        client::post(&self.at("step")?, &convert::completion_to(completion)?).map(convert::turn)
+        Ok(convert::turn(client::post(&self.at("step")?, &convert::completion_to(completion)?)?))
     }
 
     fn score(&mut self, truncated: Option<&str>) -> Result<Score> {
         let path = self.at("score")?;
         self.over = true;
-        client::post(&path, &wire::Truncated { truncated }).map(convert::score)
+        let score = client::post(&path, &wire::Truncated { truncated })?;
+        self.freed = true;
+        Ok(convert::score(score))
     }
 }
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        if !self.over
-            && let Err(error) = client::delete(&self.path)
+        if !self.freed
+            && let Err(failed) = client::delete(&self.path)
         {
-            log::debug(&format!("not freed at the server: {}", error.message));
+            log::debug(&format!("not freed at the server: {}", Error::from(failed).message));
         }
     }
 }

@@ -111,7 +111,7 @@ fn a_server_that_was_started_anew_is_told_the_arguments_again() {
     let bridge = bridge();
     let unknown = json!({ "error": { "code": "invalid_state", "message": "who?" } }).to_string();
     let known = json!({ "configuration": "d", "info": info() }).to_string();
-    let asked = server([(409, unknown.clone()), (200, known), (200, TASK.into()), (200, TASK.into())]);
+    let asked = server([(410, unknown.clone()), (200, known), (200, TASK.into()), (200, TASK.into())]);
     bridge.task("train", 3, 0).unwrap();
     bridge.task("train", 3, 0).unwrap();
     let seen: Vec<Value> = asked.borrow().iter().map(|(_, _, body)| body["configuration"].clone()).collect();
@@ -119,9 +119,47 @@ fn a_server_that_was_started_anew_is_told_the_arguments_again() {
     assert_eq!(asked.borrow()[1].2["args"].to_string(), "{\"a\":1.1}");
     // Once, not for ever.
     let known = json!({ "configuration": "d", "info": info() }).to_string();
-    let asked = server([(409, unknown.clone()), (200, known), (409, unknown)]);
+    let asked = server([(410, unknown.clone()), (200, known), (410, unknown.clone())]);
     assert_eq!(bridge.task("train", 3, 0).unwrap_err().message, "who?");
     assert_eq!(asked.borrow().len(), 3);
+    // What the environment says of its own state is its word.
+    let asked = server([(409, unknown)]);
+    assert_eq!(bridge.task("train", 3, 0).unwrap_err().message, "who?");
+    assert_eq!(asked.borrow().len(), 1);
+}
+
+#[test]
+fn another_environment_at_the_server_is_refused() {
+    let bridge = bridge();
+    for (key, value, words) in [
+        ("name", json!("m"), "it is `m` 1 now and was `n` 1"),
+        ("version", json!("2"), "it is `n` 2 now and was `n` 1"),
+        ("splits", json!([{ "name": "train", "size": 3 }]), "`train` with 3 tasks now and had `train` with no end"),
+        (
+            "components",
+            json!([{ "name": "right", "weight": 1 }]),
+            "`right` with weight 1 now and had `right` with weight 0.1",
+        ),
+    ] {
+        let mut other = info();
+        other[key] = value;
+        let unknown = json!({ "error": { "code": "invalid_state", "message": "who?" } }).to_string();
+        server([(410, unknown), (200, json!({ "configuration": "c", "info": other }).to_string()), (200, TASK.into())]);
+        let error = bridge.task("train", 3, 0).unwrap_err();
+        assert!(error.message.contains(words), "{}", error.message);
+    }
+}
+
+#[test]
+fn a_rollout_that_failed_is_freed() {
+    let bridge = bridge();
+    let context = RolloutContext { id: "1.0".into(), seed: 7, member: 1, group_size: 2, step: 4, eval: true };
+    let asked = server([(200, r#"{"id": "a"}"#.into()), (500, "no".into()), (200, "{}".into())]);
+    let mut rollout = bridge.open(Task::new(Vec::new()), context).unwrap();
+    assert!(rollout.score(None).is_err());
+    assert_eq!(rollout.start().unwrap_err().code, ErrorCode::InvalidState);
+    drop(rollout);
+    assert_eq!(asked.borrow().last().map(|(method, ..)| method.clone()), Some("DELETE".into()));
 }
 
 #[test]
@@ -158,6 +196,9 @@ fn bad_answers_are_errors_that_say_so() {
         (200, &TASK.replace("\"k\"", "NaN"), "expected value"),
         (200, &TASK.replace("\"key\"", "\"kee\""), "unknown field `kee`"),
         (302, "", "status 302"),
+        (200, &TASK.replace("\"t\"}", "\"t\", \"cache\": 1}"), "a text part has the key `cache`"),
+        (200, &TASK.replace("\"text\": \"t\"", "\"text\": 5"), "a text part has no `text`"),
+        (200, &TASK.replace("\"hi\"", "5"), "neither a text nor a list"),
     ] {
         let error = refusal(status, body);
         assert_eq!((error.code, error.retryable), (ErrorCode::Upstream, false), "{}", error.message);

@@ -1,9 +1,9 @@
 //! The contract's records as JSON: the same names, in snake case. Owns the form on the wire and nothing else. JSON texts of
 //! the contract are values in here, passed on to the letter.
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 /// An object without keys.
 #[derive(Serialize, Deserialize)]
@@ -141,11 +141,65 @@ pub enum Role {
 }
 
 /// A text, or content parts in OpenAI's form.
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
+#[derive(Deserialize)]
+#[serde(try_from = "Value")]
 pub enum Content {
     Text(String),
-    Parts(Vec<Value>),
+    Parts(Vec<Part>),
+}
+
+/// A text, which has no other keys, or a part of another kind.
+pub enum Part {
+    Text(String),
+    Other(Value),
+}
+
+impl TryFrom<Value> for Content {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value {
+            Value::String(text) => Ok(Content::Text(text)),
+            Value::Array(parts) => parts.into_iter().map(Part::try_from).collect::<Result<_, _>>().map(Content::Parts),
+            _ => Err("a message's content is neither a text nor a list of parts".into()),
+        }
+    }
+}
+
+impl TryFrom<Value> for Part {
+    type Error = String;
+
+    fn try_from(mut value: Value) -> Result<Self, String> {
+        if value["type"] != "text" {
+            return Ok(Part::Other(value));
+        }
+        let keys = value.as_object().into_iter().flat_map(|part| part.keys());
+        if let Some(key) = keys.into_iter().find(|key| !["type", "text"].contains(&key.as_str())) {
+            return Err(format!("a text part has the key `{key}`, which there is not"));
+        }
+        match value["text"].take() {
+            Value::String(text) => Ok(Part::Text(text)),
+            _ => Err("a text part has no `text`".into()),
+        }
+    }
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Content::Text(text) => serializer.serialize_str(text),
+            Content::Parts(parts) => serializer.collect_seq(parts),
+        }
+    }
+}
+
+impl Serialize for Part {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Part::Text(text) => json!({ "type": "text", "text": text }).serialize(serializer),
+            Part::Other(value) => value.serialize(serializer),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]

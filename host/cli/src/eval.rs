@@ -151,7 +151,7 @@ impl Tasks {
     async fn open(asked: &Eval) -> Result<Self, Failure> {
         let opened = Opened::load(&asked.asked, Purpose::Use).await?;
         let pool = opened.start(Isolation::Rollout, asked.max_concurrent as usize).await?;
-        logging::warn_outside(&pool)?;
+        logging::warn_outside(&pool);
         let default = pool.info().split("eval").map(|split| split.name.clone());
         let split = open::split(&pool, asked.split.as_deref().or(default.as_deref()))?;
         let size = pool.info().split(&split).and_then(|split| split.size);

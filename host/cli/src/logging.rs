@@ -13,6 +13,7 @@ use prl_store::{Create, RunDir, StoreError, write_atomic};
 use prl_types::Step;
 use serde::Serialize;
 use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -38,10 +39,21 @@ pub fn dry_run(output_dir: &Path, dumps: &[Dump], explained: &str) -> Result<u8,
     print(&format!("{explained}The configuration is valid. Its effective form is in {}", dir.display()))
 }
 
+/// A text without what a terminal would take for a command: environments, servers and files have their say in it. As in JSON,
+/// which stays JSON.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    let is_odd = |c: char| c.is_control() && !"\n\t".contains(c);
+    if !text.contains(is_odd) {
+        return Cow::Borrowed(text);
+    }
+    let shown = |c: char| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    Cow::Owned(text.chars().map(shown).collect())
+}
+
 /// Prints a text and a newline to standard output. Nobody reading is no error.
 pub fn print(text: &str) -> Result<u8, Failure> {
     use std::io::Write;
-    match writeln!(std::io::stdout().lock(), "{text}") {
+    match writeln!(std::io::stdout().lock(), "{}", plain(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::run(format_args!("standard output: {error}")))
         }
@@ -162,9 +174,11 @@ pub fn outside<'a>(pools: impl Iterator<Item = &'a Pool>) {
 }
 
 /// The same on standard error, for commands without a log.
-pub fn warn_outside(pool: &Pool) -> Result<(), Failure> {
-    let Some(text) = environments::outside(pool) else { return Ok(()) };
-    writeln!(std::io::stderr().lock(), "warning: {text}").map_err(running("standard error"))
+pub fn warn_outside(pool: &Pool) {
+    if let Some(text) = environments::outside(pool) {
+        // Nobody reading standard error is no error.
+        let _ = writeln!(std::io::stderr().lock(), "warning: {}", plain(&text));
+    }
 }
 
 /// `metrics.jsonl`, and W&B's offline file where the configuration asks for it.
@@ -297,4 +311,15 @@ pub fn shape(config: &ModelConfig) -> String {
         "{} with {} layers of width {}, vocabulary {}",
         config.family, config.layers, config.hidden_size, config.vocab_size
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_told_nothing_but_text() {
+        assert_eq!(plain("a\tb\nü"), "a\tb\nü");
+        assert_eq!(plain("\u{1b}[31mred\r\u{9b}0m\u{7f}"), "\\u001b[31mred\\u000d\\u009b0m\\u007f");
+    }
 }

@@ -26,6 +26,7 @@ mod sft;
 mod signals;
 mod table;
 mod trainer;
+mod warnings;
 
 use clap::Parser;
 use command::{Cli, Command};
@@ -46,15 +47,24 @@ fn main() -> ExitCode {
         Command::Sft(words) => sft::run(&words.words),
         Command::Trainer(words) => trainer::run(&words.words),
         Command::Doctor(asked) => doctor::run(asked.cuda, asked.json, asked.probe),
-        Command::Env(command) => env::run(&command),
-        Command::Eval(asked) => eval::run(&asked),
-        Command::Replay(asked) => replay::run(&asked),
+        Command::Env(command) => {
+            warnings::show();
+            env::run(&command)
+        }
+        Command::Eval(asked) => {
+            warnings::show();
+            eval::run(&asked)
+        }
+        Command::Replay(asked) => {
+            warnings::show();
+            replay::run(&asked)
+        }
     };
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             // A closed standard error leaves the exit code.
-            let _ = writeln!(std::io::stderr().lock(), "error: {}", failure.text);
+            let _ = writeln!(std::io::stderr().lock(), "error: {}", logging::plain(&failure.text));
             ExitCode::from(failure.code)
         }
     }

@@ -162,6 +162,12 @@ impl Replay {
 
     fn end(&self, again: &Again, counts: &Counts) -> Result<u8, Failure> {
         let Counts { found, chosen, equal, different, skipped, reason } = counts;
+        if *found == 0 {
+            let run = self.run.display();
+            return Err(Failure::input(format_args!(
+                "`{run}` holds no rollouts: not one line of it is a whole record"
+            )));
+        }
         if *chosen == 0 {
             let which = self.rollout.as_ref().map(|k| format!(" is called `{k}`")).unwrap_or(" is of that kind".into());
             return Err(Failure::input(format_args!(

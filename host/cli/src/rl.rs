@@ -46,7 +46,9 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
         config.orchestrator.log.json_logging,
         prl_monitor::LogFile::Orchestrator,
     )?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(prl_environment::MAX_BLOCKING).build();
+    let runtime = runtime.map_err(running("runtime"))?;
     let result = runtime.block_on(async {
         let parts = Parts::load(&loaded).await?;
         train(&loaded, parts, place, logs).await

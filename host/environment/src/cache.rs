@@ -1,15 +1,16 @@
 //! Compiled components on disk. Owns a folder that only its user can enter, since loading machine code from it means
 //! trusting it; must not know what the code does. A cache that cannot be used costs time, never a run.
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
@@ -19,6 +20,9 @@ const CHECKSUM_BYTES: u64 = 4;
 const LAYOUT: u32 = 2;
 /// Read at a time.
 const PIECE: usize = 1 << 18;
+
+/// Age of an unfinished file that nobody is writing any more.
+const STALE: Duration = Duration::from_secs(3600);
 
 /// Numbers the unfinished files of this process.
 static WRITES: AtomicU64 = AtomicU64::new(0);
@@ -59,10 +63,17 @@ impl Cache {
     /// The compiled component, if it is there and whole.
     pub fn load(&self, engine: &Engine, sha256: &str) -> Option<Component> {
         let path = self.path(engine, sha256);
-        let mut file = fs::File::open(&path).ok()?;
+        // What is no file must not be waited for.
+        let file = fs::OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&path);
         let unusable = |why: &dyn Display| {
             tracing::warn!("compiling anew, the cached `{}` is unusable: {why}", path.display());
             None
+        };
+        let mut file = match file.and_then(|file| Ok((file.metadata()?.is_file(), file))) {
+            Ok((true, file)) => file,
+            Ok((false, _)) => return unusable(&"it is no file"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => return unusable(&error),
         };
         let copy = match copy_of(&mut file) {
             Ok(Some(copy)) => copy,
@@ -85,6 +96,20 @@ impl Cache {
         let partial = path.with_extension(format!("{}-{unique}.tmp", std::process::id()));
         if let Err(error) = write(&partial, code).and_then(|()| fs::rename(&partial, &path)) {
             tracing::warn!("cannot keep compiled code in `{}`: {error}", path.display());
+            // Half of one is of no use.
+            let _ = fs::remove_file(&partial);
+        }
+        self.remove_stale();
+    }
+
+    /// Removes what processes left that were ended while they wrote. What cannot be removed costs room only.
+    fn remove_stale(&self) {
+        let is_ours = |name: &str| name.ends_with(".tmp") || name.starts_with(".probe-");
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let is_old = || entry.metadata().ok()?.modified().ok()?.elapsed().ok().map(|age| age > STALE);
+            if entry.file_name().to_str().is_some_and(is_ours) && is_old() == Some(true) {
+                let _ = fs::remove_file(entry.path());
+            }
         }
     }
 }
@@ -127,5 +152,31 @@ mod tests {
         assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
         assert!(Cache::open(&dir).err().unwrap().to_string().contains("mode 755"));
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_waited_for_and_what_was_left_is_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("cache");
+        let cache = Cache::open(&dir).unwrap();
+        let engine = Engine::default();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            cache.path(&engine, "a"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        assert!(cache.load(&engine, "a").is_none());
+        for (name, age) in [("old.1-2.tmp", 2 * STALE), ("new.1-2.tmp", STALE / 2), ("old.cwasm", 2 * STALE)] {
+            let file = fs::File::create(dir.join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - age).unwrap();
+        }
+        cache.save(&engine, "b", b"code");
+        let there = |name: &str| dir.join(name).exists();
+        assert!(
+            !there("old.1-2.tmp") && there("new.1-2.tmp") && there("old.cwasm") && cache.path(&engine, "b").exists()
+        );
     }
 }

@@ -33,6 +33,11 @@ pub fn info(info: &EnvInfo, grants: &[Grant]) -> Checked<()> {
         let advice = "such a split must be declared unbounded";
         return Err(format!("its split `{name}` has {size} tasks, more than {MAX_TASKS}; {advice}"));
     }
+    for (what, text) in [("name", &info.name), ("version", &info.version)] {
+        if text.chars().any(char::is_control) {
+            return Err(format!("its {what} {text:?} holds control characters"));
+        }
+    }
     unique("split", info.splits.iter().map(|split| &split.name))?;
     unique("reward component", info.components.iter().map(|line| &line.name))?;
     unique("metric", &info.metrics)?;
@@ -55,6 +60,9 @@ fn unique<'a>(what: &str, names: impl IntoIterator<Item = &'a String>) -> Checke
         if name.is_empty() || !seen.insert(name) {
             return Err(format!("its {what} name `{name}` is empty or there twice"));
         }
+        if name.chars().any(char::is_control) {
+            return Err(format!("its {what} name {name:?} holds control characters"));
+        }
     }
     Ok(())
 }
@@ -71,6 +79,9 @@ pub fn task(info: &EnvInfo, asked: (&str, u64, u64), task: &Task) -> Checked<()>
     }
     if task.key.is_empty() || task.prompt.is_empty() {
         return Err("a task needs a key and at least one prompt message".into());
+    }
+    if task.key.chars().any(char::is_control) {
+        return Err(format!("the task's key {:?} holds control characters", task.key));
     }
     if task.max_turns == Some(0) {
         return Err("a task allows 0 turns".into());

@@ -287,6 +287,9 @@ pub enum Failure {
     /// Called after a call that failed or was cancelled.
     #[error("the rollout is over: an earlier call failed or was cancelled")]
     Over,
+    /// The server serves another environment than that which the run began with.
+    #[error("another environment is served there: it {0}; serve the one of before, or begin anew")]
+    Replaced(String),
     /// Another rollout of the same worker ended the instance, and the environment is not deterministic.
     #[error("its worker was replaced after another rollout's failure, and it cannot be replayed")]
     Lost,

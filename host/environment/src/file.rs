@@ -125,9 +125,11 @@ impl EnvFile {
     pub(crate) async fn connect(sandbox: &Sandbox, server: &Server, limits: &Limits) -> Result<Self, LoadError> {
         let Server { url, client, bridge } = server;
         let http = Http::to_environment(url, client.clone(), limits.call_timeout).map_err(LoadError::Address)?;
-        let own = Services { http: Some(http), ..Services::default() };
+        let own = Services { http: Some(http.clone().patient()), ..Services::default() };
+        // That there is none at all is told at once.
+        let at_once = Services { http: Some(http), ..Services::default() };
         let config = LoadConfig { limits: limits.clone(), grants: vec![Grant::Http] };
-        let described = Self::describe(sandbox, Path::new(url), &config, bridge.clone(), Some(own)).await;
+        let described = Self::describe(sandbox, Path::new(url), &config, bridge.clone(), Some((own, at_once))).await;
         described.map_err(|error| match error {
             LoadError::Describe { source, .. } => {
                 let reason = match source.failure {
@@ -141,13 +143,14 @@ impl EnvFile {
         })
     }
 
-    /// Loads the component in `file`, or the built-in one, under the name `path`, and has it describe itself.
+    /// Loads the component in `file`, or the built-in one, under the name `path`, and has it describe itself. What stands
+    /// for a server has services of its own, and others while it does so.
     async fn describe(
         sandbox: &Sandbox,
         path: &Path,
         config: &LoadConfig,
         file: Option<PathBuf>,
-        own: Option<Services>,
+        own: Option<(Services, Services)>,
     ) -> Result<Self, LoadError> {
         let prepared = {
             let (sandbox, path, config) = (sandbox.clone(), path.to_owned(), config.clone());
@@ -161,7 +164,7 @@ impl EnvFile {
         let (linked, limits) = (Arc::new(linked), config.limits.clone());
         let described = {
             let (linked, limits, grants) = (linked.clone(), limits.clone(), grants.clone());
-            let services = own.clone().unwrap_or_default();
+            let services = own.as_ref().map(|(_, at_once)| at_once.clone()).unwrap_or_default();
             let describe = async move {
                 let log = Arc::new(|_| ());
                 let mut instance =
@@ -179,7 +182,7 @@ impl EnvFile {
             }
             _ => LoadError::Describe { path: path.to_owned(), source },
         })?;
-        let (path, sandbox) = (path.to_owned(), sandbox.clone());
+        let (path, sandbox, own) = (path.to_owned(), sandbox.clone(), own.map(|(own, _)| own));
         let inner = Inner { path, own, sha256, bytes, imports, grants, version, info, limits, linked, sandbox };
         Ok(EnvFile(Arc::new(inner)))
     }

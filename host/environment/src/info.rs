@@ -68,6 +68,31 @@ impl EnvInfo {
         self.splits.iter().find(|split| split.name == name)
     }
 
+    /// What makes this another environment to a run than `before`, if anything does.
+    pub(crate) fn differs(&self, before: &EnvInfo) -> Option<String> {
+        let name = |info: &EnvInfo| format!("`{}` {}", info.name, info.version);
+        let size = |size: Option<u64>| size.map_or_else(|| "no end".into(), |size| format!("{size} tasks"));
+        let splits = |info: &EnvInfo| -> Vec<String> {
+            info.splits.iter().map(|split| format!("`{}` with {}", split.name, size(split.size))).collect()
+        };
+        let lines = |info: &EnvInfo| -> Vec<String> {
+            info.components.iter().map(|line| format!("`{}` with weight {}", line.name, line.weight)).collect()
+        };
+        if name(self) != name(before) {
+            return Some(format!("is {} now and was {}", name(self), name(before)));
+        }
+        for (what, now, before) in [
+            ("splits", splits(self), splits(before)),
+            ("reward components", lines(self), lines(before)),
+            ("metrics", self.metrics.clone(), before.metrics.clone()),
+        ] {
+            if now != before {
+                return Some(format!("has the {what} {} now and had {}", now.join(", "), before.join(", ")));
+            }
+        }
+        (self.features != before.features).then(|| "has other features now".into())
+    }
+
     /// Replaces weights by name. The error names one that no component has.
     pub(crate) fn weigh(&mut self, weights: &BTreeMap<String, f64>) -> Result<(), String> {
         for (name, weight) in weights {

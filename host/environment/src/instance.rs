@@ -286,6 +286,7 @@ impl Instance {
         tape: Tape,
         deadline: Deadline,
     ) -> Result<Vec<Score>, EnvError> {
+        tape.precede(&self.setup);
         let caller = Caller { seed: task.seed, tape, ..Caller::default() };
         let scores =
             call!(self, "score-group", &caller, deadline, |store, guest| guest.score_group(store, task, members));

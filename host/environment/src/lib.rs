@@ -38,10 +38,10 @@ pub use limits::Limits;
 pub use log::{LogLevel, LogLine, LogSink};
 pub use pool::{Isolation, Pool, PoolConfig, PoolStats};
 pub use resolve::{SearchPath, resolve};
-pub use sandbox::{LoadConfig, Sandbox, SandboxConfig, Server};
+pub use sandbox::{LoadConfig, MAX_BLOCKING, Sandbox, SandboxConfig, Server};
 pub use services::{
     Assets, Grant, Http, HttpClient, HttpRequest, HttpResponse, Kv, LLM_OPTIONS, Llm, LlmRequest, LlmResponse,
-    ServiceError, Services,
+    ServiceError, Services, origin,
 };
 pub use session::Session;
 pub use tape::{Answer, Bytes, Exchange, Served, Service, Tape};

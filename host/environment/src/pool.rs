@@ -84,6 +84,7 @@ pub(crate) struct Shared {
     info: OnceLock<EnvInfo>,
     name: Arc<str>,
     args: String,
+    weights: BTreeMap<String, f64>,
     services: Services,
     log: LogSink,
     /// Makes tasks and scores groups.
@@ -131,6 +132,7 @@ impl Pool {
             info: OnceLock::new(),
             name: config.name.as_str().into(),
             args: config.args.to_string(),
+            weights: config.weights.clone(),
             log: log::limited(config.log.clone(), file.limits().log_lines_per_second),
             services: file.own_services().unwrap_or(&config.services).clone(),
             control: Arc::new(Seat::new(0)),
@@ -256,9 +258,15 @@ impl Pool {
             return Err(shared.identity(0).error("score-group", Failure::Unsupported(reason)));
         }
         let (task, members, deadline) = (task.clone(), members.to_vec(), Deadline::of_call(shared.limits()));
-        let (control, asked) = (&shared.control, shared.clone());
+        // Run again, it is scored by an instance that was set up with the answers of the one of then.
+        let again = tape.is_playing();
+        let (seat, setup) = match again {
+            true => (Arc::new(Seat::new(0)), tape.clone()),
+            false => (shared.control.clone(), Tape::default()),
+        };
+        let asked = shared.clone();
         shared
-            .on_seat(control, "score-group", Tape::default(), move |instance, _| {
+            .on_seat(&seat, "score-group", setup, move |instance, _| {
                 Box::pin(async move { instance.score_group(asked.info(), &task, &members, tape, deadline).await })
             })
             .await
@@ -328,7 +336,20 @@ impl Shared {
         let (file, limits, services) = (&self.file, self.limits(), self.services.clone());
         let mut instance = Instance::new(file.linked(), limits, identity, log, services, setup).await?;
         instance.configure(&self.args, Deadline::of_call(limits)).await?;
+        self.check_same(&mut instance, worker).await?;
         Ok(instance)
+    }
+
+    /// A file stays what it is; a server may have been started anew with something else.
+    async fn check_same(&self, instance: &mut Instance, worker: usize) -> Result<(), EnvError> {
+        let (Some(_), Some(before)) = (self.file.unsandboxed(), self.info.get()) else { return Ok(()) };
+        let mut now = instance.describe(Deadline::of_call(self.limits())).await?;
+        // A weight for a component that is gone shows in what follows.
+        let _ = now.weigh(&self.weights);
+        match now.differs(before) {
+            None => Ok(()),
+            Some(how) => Err(self.identity(worker).error("configure", Failure::Replaced(how))),
+        }
     }
 
     /// Makes an instance for a rollout, or for none. What it asks while it is set up is the rollout's, too: `open` takes

@@ -55,6 +55,9 @@ impl Server {
     }
 }
 
+/// Calls that may wait for servers at once.
+pub const MAX_BLOCKING: usize = 1 << 14;
+
 /// Runs WASM components. Cloning gives another handle to the same one.
 #[derive(Clone)]
 pub struct Sandbox(Arc<Inner>);
@@ -86,6 +89,8 @@ impl Sandbox {
             .worker_threads(config.threads.max(1))
             .thread_name("env")
             .enable_time()
+            // A call of an environment behind HTTP holds one while it waits.
+            .max_blocking_threads(MAX_BLOCKING)
             .build()
             .map_err(|error| failed(&error))?;
         let cache = config.cache_dir.as_ref().and_then(|dir| match Cache::open(dir) {

@@ -131,6 +131,8 @@ pub struct HttpRequest {
     pub body: Option<Vec<u8>>,
     /// How long to wait.
     pub timeout: Duration,
+    /// How long to go on asking where nobody listens; within the time to wait.
+    pub patience: Duration,
     /// Longest body to read, bytes; a longer one is [`ServiceError::Limit`].
     pub max_bytes: u64,
 }
@@ -162,7 +164,12 @@ pub struct Http {
     /// Whether the environment itself is behind it: requests then name a path below the one address, and waiting for them
     /// is the environment's own time.
     is_the_environment: bool,
+    /// How long to go on asking where nobody listens.
+    patience: Duration,
 }
+
+/// How long a run goes on asking for its environment while the server is started anew.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest wait of one request.
 const HTTP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -180,16 +187,33 @@ impl Http {
                 return Err(format!("`{address}` is no address such as https://example.org/api"));
             }
         }
-        Ok(Http { allowed: allowed.into(), client, timeout: HTTP_TIMEOUT, is_the_environment: false })
+        Ok(Http {
+            allowed: allowed.into(),
+            client,
+            timeout: HTTP_TIMEOUT,
+            is_the_environment: false,
+            patience: Duration::ZERO,
+        })
     }
 
     /// To the environment at `address`, whose calls may take `call`.
     pub(crate) fn to_environment(address: &str, client: Arc<dyn HttpClient>, call: Duration) -> Result<Self, String> {
+        if let Some(odd) = address.chars().find(|c| ['?', '#'].contains(c)) {
+            return Err(format!(
+                "`{address}` is no address of an environment: paths are put behind it, so it may hold no `{odd}`; give one \
+                 such as http://127.0.0.1:8765"
+            ));
+        }
         let http = Http::new(&[address.to_owned()], client)?;
         let allowed = Arc::from([address.trim_end_matches('/').to_owned()]);
         // The call's own limit comes first, and is told as what it is.
         let timeout = call.saturating_add(Duration::from_secs(1));
         Ok(Http { allowed, timeout, is_the_environment: true, ..http })
+    }
+
+    /// The same for a run that has begun, in which the server may be started anew.
+    pub(crate) fn patient(self) -> Self {
+        Http { patience: PATIENCE, ..self }
     }
 
     /// Whether waiting for an answer counts as the environment's own time.
@@ -210,13 +234,22 @@ impl Http {
             request.url = self.allowed.concat() + &request.url;
         }
         if !self.allows(&request.url) {
-            // Errors are recorded, and queries may hold keys.
-            let address = request.url.split('?').next().unwrap_or_default();
-            return Err(ServiceError::Denied(format!("`{address}` is not among the allowed addresses")));
+            let there = origin(&request.url);
+            return Err(ServiceError::Denied(format!("an address at `{there}` is not among the allowed ones")));
         }
         request.timeout = request.timeout.min(self.timeout);
+        request.patience = self.patience;
         self.client.fetch(request).await
     }
+}
+
+/// Scheme, host and port of an address: what is said of it in errors, which are recorded, while keys are sent in paths and
+/// queries.
+pub fn origin(url: &str) -> &str {
+    let begin = url.find("://").map_or(0, |at| at + 3);
+    let end = url[begin..].find(['/', '?', '#']).map_or(url.len(), |at| begin + at);
+    // A password before the host is none of it; such an address is not allowed anyway.
+    if url[begin..end].contains('@') { "" } else { &url[..end] }
 }
 
 /// No characters that a client and this list could read differently, and no way up.
@@ -410,6 +443,19 @@ mod tests {
     }
 
     #[test]
+    fn errors_name_no_more_than_the_host() {
+        for (url, told) in [
+            ("https://example.org:8/bot1234:key/send?k=v", "https://example.org:8"),
+            ("https://example.org?k=v", "https://example.org"),
+            ("https://user:key@example.org/", ""),
+            ("/a", ""),
+            ("a.b", "a.b"),
+        ] {
+            assert_eq!(origin(url), told);
+        }
+    }
+
+    #[test]
     fn addresses_are_matched_whole() {
         let new = |allowed: &str| Http::new(&[allowed.to_owned()], Arc::new(Nothing));
         for bad in
@@ -451,7 +497,8 @@ mod tests {
         let ask = |http: &Http, url: &str| {
             let timeout = Duration::from_secs(1000);
             let (method, url) = ("GET".into(), url.into());
-            let request = HttpRequest { method, url, headers: Vec::new(), body: None, timeout, max_bytes: 9 };
+            let request =
+                HttpRequest { method, url, headers: Vec::new(), body: None, timeout, patience: timeout, max_bytes: 9 };
             futures::executor::block_on(http.fetch(request))
         };
         let http = Http::to_environment("http://h:1/a/", Arc::new(Echo), Duration::from_secs(10)).unwrap();
@@ -461,7 +508,9 @@ mod tests {
         assert!(matches!(ask(&http, "http://h:1/b"), Err(ServiceError::Denied(_))));
         let plain = Http::new(&["http://h:1/a".to_owned()], Arc::new(Echo)).unwrap();
         assert!(matches!(ask(&plain, "/v0.1/info"), Err(ServiceError::Denied(_))));
-        assert!(Http::to_environment("http://", Arc::new(Echo), Duration::ZERO).is_err());
+        for bad in ["http://", "http://h:1/?a=b", "http://h:1/a#b"] {
+            assert!(Http::to_environment(bad, Arc::new(Echo), Duration::ZERO).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -159,6 +159,19 @@ impl Session {
         }
     }
 
+    /// Frees the rollout's state in the guest, if that is still alive.
+    fn release(&self, held: Option<(ResourceAny, u64)>) {
+        // Where an instance ends with its rollout, so does all that it holds, unless that is at a server.
+        let outlives = self.shared.isolation == Isolation::Worker || self.shared.file.unsandboxed().is_some();
+        if let (true, Some((handle, generation))) = (outlives, held) {
+            let (caller, deadline) =
+                (self.rollout.caller(self.calls, Tape::default()), Deadline::of_call(self.shared.limits()));
+            self.shared.on_seat_later(&self.seat, generation, move |instance| {
+                Box::pin(async move { instance.close(handle, &caller, deadline).await })
+            });
+        }
+    }
+
     async fn turn(&mut self, call: Call) -> Result<EnvTurn, EnvError> {
         match self.call(call).await? {
             Answer::Turn(turn) => Ok(turn),
@@ -209,7 +222,13 @@ impl Session {
                 Ok((answer, handle.map(|handle| (handle, generation))))
             })
         });
-        let (answer, handle) = done.await?;
+        let (answer, handle) = match done.await {
+            Ok(done) => done,
+            Err(error) => {
+                self.release(held);
+                return Err(error);
+            }
+        };
         self.handle = handle;
         if may_replay {
             self.history.push(call);
@@ -221,14 +240,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.shared.leave();
-        // Where an instance ends with its rollout, so does all that it holds, unless that is at a server.
-        let outlives = self.shared.isolation == Isolation::Worker || self.shared.file.unsandboxed().is_some();
-        if let (true, Some((handle, generation))) = (outlives, self.handle.take()) {
-            let (caller, deadline) =
-                (self.rollout.caller(self.calls, Tape::default()), Deadline::of_call(self.shared.limits()));
-            self.shared.on_seat_later(&self.seat, generation, move |instance| {
-                Box::pin(async move { instance.close(handle, &caller, deadline).await })
-            });
-        }
+        let held = self.handle.take();
+        self.release(held);
     }
 }

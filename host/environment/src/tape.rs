@@ -4,7 +4,8 @@
 //!
 //! Of a request there is kept what names a difference: its parts, short ones as they are, longer ones as hash and length
 //! (a model is mostly asked about the conversation, which the rollout's record holds anyway). Headers of HTTP requests are
-//! neither kept nor compared, queries and bodies only as hashes: keys are sent in them.
+//! neither kept nor compared, paths, queries and bodies only as hashes: keys are sent in them. Where an answer leads on to
+//! an address, its query is a hash there, too; a request with that hash for its query is the request of then.
 
 use crate::digest::{hex, sha256};
 use crate::services::{HttpRequest, HttpResponse, LlmRequest, LlmResponse, ServiceError};
@@ -19,6 +20,10 @@ const MAX_BYTES: usize = 4 << 20;
 const PART_BYTES: usize = 512;
 /// Headers of responses of which only the names are kept: their values let others in.
 const SECRET_HEADERS: [&str; 2] = ["set-cookie", "set-cookie2"];
+/// Headers of responses that hold an address, of which the query is kept as a hash.
+const ADDRESS_HEADERS: [&str; 2] = ["location", "content-location"];
+/// What a query that is kept as a hash begins with.
+const SEALED: &str = "prl-sealed=";
 /// The call in which an instance is set up.
 pub const SETUP: &str = "configure";
 
@@ -147,6 +152,11 @@ impl Served {
         Some(format!("not replayable: in `{call}` it ended while it waited for {}: request {}", service.name(), at + 1))
     }
 
+    /// Whether it holds what `configure` was answered.
+    pub fn has_setup(&self) -> bool {
+        self.asked.iter().any(|exchange| exchange.call == SETUP)
+    }
+
     /// What `configure` was answered.
     pub fn setup(&self) -> Served {
         let asked = self.asked.iter().filter(|exchange| exchange.call == SETUP).cloned().collect();
@@ -186,7 +196,10 @@ impl Tape {
     }
 
     /// Answers as before; no service is asked.
-    pub fn play(served: Served) -> Self {
+    pub fn play(mut served: Served) -> Self {
+        for exchange in served.asked.iter_mut().filter(|exchange| exchange.service == Service::Http) {
+            seal_path(&mut exchange.request);
+        }
         let reel = Reel { served, bytes: 0, playing: Some(Playing::default()) };
         Tape(Some(Arc::new(Mutex::new(reel))))
     }
@@ -218,7 +231,7 @@ impl Tape {
         self.0.is_some()
     }
 
-    fn is_playing(&self) -> bool {
+    pub(crate) fn is_playing(&self) -> bool {
         self.reel().is_some_and(|reel| reel.playing.is_some())
     }
 
@@ -408,12 +421,42 @@ pub fn of_llm(request: &LlmRequest) -> Vec<(String, String)> {
 /// What is kept of a request to a server.
 pub fn of_http(request: &HttpRequest) -> Vec<(String, String)> {
     let (address, query) = request.url.split_once('?').unwrap_or((&request.url, ""));
-    let mut parts = vec![part("method", request.method.clone()), part("address", address.to_owned())];
+    let mut parts = vec![part("method", request.method.clone()), ("address".into(), address.to_owned())];
+    seal_path(&mut parts);
     if !query.is_empty() {
-        parts.push(("query".into(), sealed(query.as_bytes())));
+        parts.push(("query".into(), unlinked(query).unwrap_or_else(|| sealed(query.as_bytes()))));
     }
     parts.extend(request.body.as_ref().map(|body| ("body".into(), sealed(body))));
     parts
+}
+
+/// Takes the path out of an address and puts its hash behind; older logs hold it as it was.
+fn seal_path(parts: &mut Vec<(String, String)>) {
+    let Some(at) = parts.iter().position(|(name, _)| name == "address") else { return };
+    let address = &mut parts[at].1;
+    let origin = crate::services::origin(address).len();
+    let path = address.split_off(origin);
+    if !["", "/"].contains(&path.as_str()) {
+        parts.insert(at + 1, ("path".into(), sealed(path.as_bytes())));
+    }
+}
+
+/// An address that is led on to, with a hash for its query.
+fn linked(address: &str) -> String {
+    match address.split_once('?') {
+        None => address.to_owned(),
+        Some((address, query)) => {
+            let query = query.split('#').next().unwrap_or_default();
+            format!("{address}?{SEALED}{}-{}", sha256(query.as_bytes()), query.len())
+        }
+    }
+}
+
+/// What is kept of the query of such an address.
+fn unlinked(query: &str) -> Option<String> {
+    let (hash, length) = query.strip_prefix(SEALED)?.split_once('-')?;
+    let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hash.then(|| Some(format!("sha256:{hash} ({} bytes)", length.parse::<usize>().ok()?)))?
 }
 
 /// What is kept of a look into the map, or of a value for it.
@@ -444,7 +487,13 @@ impl From<&Result<HttpResponse, ServiceError>> for Answer {
         };
         let header = |(name, value): &(String, String)| {
             let secret = SECRET_HEADERS.iter().any(|secret| name.eq_ignore_ascii_case(secret));
-            (name.clone(), if secret { String::new() } else { value.clone() })
+            let is_address = ADDRESS_HEADERS.iter().any(|header| name.eq_ignore_ascii_case(header));
+            let kept = match (secret, is_address) {
+                (true, _) => String::new(),
+                (_, true) => linked(value),
+                _ => value.clone(),
+            };
+            (name.clone(), kept)
         };
         let headers = answer.headers.iter().map(header).collect();
         Answer::Http { status: answer.status, headers, body: Bytes(answer.body.clone()) }

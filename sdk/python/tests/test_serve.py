@@ -6,7 +6,10 @@ import http.client
 import json
 import os
 import re
+import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +17,7 @@ import textwrap
 import threading
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
@@ -25,6 +29,7 @@ from random import random as draw
 import prl_env as prl
 
 GATE = threading.Barrier(2)
+MAKING = threading.Barrier(2)
 LET_GO = []
 
 
@@ -36,7 +41,9 @@ class Held:
         LET_GO.append(threading.get_ident() == self.thread)
 
 
-def load_environment(words: int = 1, role: str = ""):
+def load_environment(words: int = 1, role: str = "", meet: bool = False):
+    if meet:
+        MAKING.wait(30)
     rubric = prl.JudgeRubric(role=role) if role else prl.Rubric()
     env = prl.MultiTurnEnv("told", max_turns=9, metrics=["let_go"], rubric=rubric)
 
@@ -62,6 +69,12 @@ def load_environment(words: int = 1, role: str = ""):
             first = [random.random(), draw(), random.choice("abcdefgh")]
             await asyncio.sleep(0.01)
             return str(first + [random.random(), same])
+        if text == "wait":
+            await asyncio.sleep(0.5)
+        if text == "hang":
+            await asyncio.sleep(1000)
+        if text == "out of order":
+            raise prl.InvalidState("not now")
         if text == "let go":
             return prl.Turn("yes", metrics={"let_go": float(sum(LET_GO))})
         if text == "llm":
@@ -136,13 +149,16 @@ def turn(text):
 class Process:
     """A served environment."""
 
-    def __init__(self, folder, *words, code=CODE):
+    def __init__(self, folder, *words, code=CODE, files=None):
         self.file = Path(folder) / "told.py"
         self.file.write_text(textwrap.dedent(code))
         command = [sys.executable, "-m", "prl_env.serve", str(self.file), "--port", "0", *words]
         environment = dict(os.environ, PYTHONPATH=str(SOURCES))
         pipe = subprocess.PIPE
-        self.child = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+        limit = None if files is None else lambda: resource.setrlimit(resource.RLIMIT_NOFILE, files)
+        self.child = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=environment, preexec_fn=limit
+        )
         self.ready = self.child.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self.ready)
         self.port = int(found[1]) if found else None
@@ -204,43 +220,125 @@ class Served(unittest.TestCase):
         self.assertEqual([line["components"][1]["value"] for line in scores["scores"]], [0.0, 1.0])
 
     def test_what_is_wrong_is_an_error(self):
-        client, path = self.client, self.client.open()
+        client = self.client
         name = client.call("configure", {"args": {}})["configuration"]
         first = {"configuration": name, "split": "t", "index": 0, "seed": 0}
         for given, *expected in (
             (("configure", {"args": {"words": "x"}}), 400, "invalid_config", "`words`"),
             (("configure", {"args": [1]}), 400, "invalid_config", "object"),
             (("configure", {"args": {"role": "judge"}}), 404, "unsupported", "models (`judge`)"),
-            (("configure", {}), 404, "unsupported", "lacks `args`"),
-            (("configure", 5), 404, "unsupported", "not of the protocol"),
-            (("task", {**first, "configuration": "x"}), 409, "invalid_state", "`configure`"),
+            (("configure", {}), 400, "unsupported", "lacks `args`"),
+            (("configure", 5), 400, "unsupported", "not of the protocol"),
+            (("task", {**first, "configuration": "x"}), 410, "invalid_state", "`configure`"),
+            (("task", {**first, "configuration": ["x"]}), 400, "unsupported", "`configuration` is ['x'], no text"),
             (("task", first), 400, "invalid_task", "`t`"),
-            (("task", {**first, "index": -1}), 404, "unsupported", "-1"),
+            (("task", {**first, "index": -1}), 400, "unsupported", "-1"),
+            (("task", {**first, "index": 2**64}), 400, "unsupported", "above 2^64 - 1"),
             (("rollouts", {"configuration": name, "task": {}, "context": {}}), 400, "invalid_task", "lacks `split`"),
-            ((f"{path}/step", {}), 404, "unsupported", "lacks `message`"),
-            ((f"{path}/jump", {}), 404, "unsupported", "no `POST"),
             (("rollouts/none/start", {}), 409, "invalid_state", "no such rollout"),
-            ((f"{path}/step", turn("nan")), 500, "internal", "is nan"),
-            ((f"{path}/step", turn("set")), 500, "internal", "no JSON"),
-            ((f"{path}/step", turn("llm")), 404, "unsupported", "has no `llm` from the host"),
-            ((f"{path}/step", turn("break")), 500, "internal", "KeyError: 'gone' (told.py:"),
-            ((f"{path}/step", turn("exit")), 500, "internal", "SystemExit: 3"),
         ):  # fmt: skip
             with self.subTest(given=given):
                 status, code, message = client.error(*given)
                 self.assertEqual((status, code), tuple(expected[:2]))
                 self.assertIn(expected[2], message)
-        self.assertEqual(client.say(path, "half")["messages"][0]["content"], "?")
-        self.assertEqual(client.say(path, "still here")["messages"][0]["content"], "still here!")
+        task = client.call("task", {**first, "split": "train"})
+        for wrong, words in (
+            ({"key": 5}, "`key` is 5, no text"),
+            ({"kee": 5}, "a key 'kee'"),
+            ({"tags": [1]}, "`tags`"),
+            ({"prompt": [{"role": "user", "content": [{"type": "text"}]}]}, "`text` is None"),
+        ):
+            asked = {"configuration": name, "task": {**task, **wrong}, "context": {}}
+            status, code, message = client.error("rollouts", asked)
+            self.assertEqual((status, code), (400, "invalid_task"))
+            self.assertIn(words, message)
         self.assertEqual(client.send("GET", "/")[0], 404)
-        self.assertEqual(client.send("POST", "/v0.1/configure", {"args": {}}, {"Content-Type": "text/plain"})[0], 404)
+        self.assertEqual(client.send("POST", "/v0.1/configure", {"args": {}}, {"Content-Type": "text/plain"})[0], 400)
         client.http.request("POST", "/v0.1/configure", "{", {"Content-Type": "application/json"})
         response = client.http.getresponse()
-        self.assertEqual((response.status, json.loads(response.read())["error"]["code"]), (404, "unsupported"))
+        self.assertEqual((response.status, json.loads(response.read())["error"]["code"]), (400, "unsupported"))
+
+    def test_a_call_that_fails_ends_its_rollout(self):
+        client = self.client
+        for text, *expected in (
+            ("nan", 500, "internal", "is nan"),
+            ("set", 500, "internal", "no JSON"),
+            ("llm", 404, "unsupported", "has no `llm` from the host"),
+            ("break", 500, "internal", "KeyError: 'gone' (told.py:"),
+            ("exit", 500, "internal", "SystemExit: 3"),
+            ("out of order", 409, "invalid_state", "not now"),
+        ):
+            with self.subTest(text=text):
+                path = client.open()
+                status, code, message = client.error(f"{path}/step", turn(text))
+                self.assertEqual((status, code), tuple(expected[:2]))
+                self.assertIn(expected[2], message)
+                self.assertIn("no such rollout", client.error(f"{path}/step", turn("hi"))[2])
+        path = client.open()
+        # A request that cannot be read never came to it.
+        for call, *expected in (
+            ("step", 400, "unsupported", "lacks `message`"),
+            ("jump", 404, "unsupported", "no `POST"),
+        ):
+            status, code, message = client.error(f"{path}/{call}", {})
+            self.assertEqual((status, code), tuple(expected[:2]))
+            self.assertIn(expected[2], message)
+        self.assertEqual(client.say(path, "half")["messages"][0]["content"], "?")
+        self.assertEqual(client.say(path, "still here")["messages"][0]["content"], "still here!")
+
+    def test_a_body_is_never_the_next_request(self):
+        hidden = "GET /v0.1/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for method, headers, body, status, closes in (
+            ("GET", f"Content-Length: {len(hidden)}", hidden, 200, False),
+            ("DELETE", f"Content-Length: {len(hidden)}", hidden, 404, False),
+            ("GET", "Transfer-Encoding: chunked", f"{len(hidden):x}\r\n{hidden}\r\n0\r\n\r\n", 400, True),
+            ("GET", f"Content-Length: {len(hidden)}\r\nContent-Length: 0", hidden, 400, True),
+            ("POST", f"Content-Length: 2\r\nTransfer-Encoding: chunked", "{}", 400, True),
+            ("POST", "Content-Length: +2", "{}", 400, True),
+        ):  # fmt: skip
+            with self.subTest(method=method, headers=headers):
+                with socket.create_connection(("127.0.0.1", self.process.port), timeout=30) as connection:
+                    head = f"{method} /v0.1/info HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n"
+                    connection.sendall((head + body).encode())
+                    last = "GET /v0.1/info HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                    with contextlib.suppress(OSError):
+                        connection.sendall(last.encode())
+                    said = b""
+                    with contextlib.suppress(ConnectionResetError):
+                        while piece := connection.recv(1 << 16):
+                            said += piece
+                told = re.findall(rb"HTTP/1\.1 (\d+)", said)
+                self.assertEqual(told, [str(status).encode()] + ([] if closes else [b"200"]), said)
+
+    def test_a_call_that_nobody_waits_for_ends_its_rollout(self):
+        path = self.client.open()
+        with contextlib.closing(Client(self.process.port)) as other:
+            body = json.dumps(turn("wait"))
+            other.http.request("POST", f"/v0.1/{path}/step", body, {"Content-Type": "application/json"})
+            time.sleep(0.1)
+        for _ in range(50):
+            status, answer = self.client.send("POST", f"/v0.1/{path}/step", turn("hi"))
+            if status == 409 and "no such rollout" in answer["error"]["message"]:
+                return
+            time.sleep(0.05)
+        self.fail("it is still there")
+
+    def test_one_configuration_does_not_wait_for_another(self):
+        def meet(words, answers):
+            with contextlib.closing(Client(self.process.port)) as client:
+                answers.append(client.send("POST", "/v0.1/configure", {"args": {"meet": True, "words": words}})[0])
+
+        answers = []
+        threads = [threading.Thread(target=meet, args=(words, answers)) for words in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        self.assertEqual(answers, [200, 200])
 
     def test_only_names_of_this_machine_reach_it(self):
-        own = [(host, 200) for host in ("127.0.0.1:9", "localhost", "[::1]:80")]
-        for host, status in (*own, ("evil.example", 403), ("", 403)):
+        own = [(host, 200) for host in ("127.0.0.1:9", "localhost")]
+        for host, status in (*own, ("evil.example", 403), ("[::1]:80", 403), ("", 403)):
             with self.subTest(host=host):
                 client = Client(self.client.http.port)
                 self.assertEqual(client.send("GET", "/v0.1/info", None, {"Host": host})[0], status)
@@ -327,6 +425,65 @@ class Ends(unittest.TestCase):
                 self.assertIn("nobody asked for it", message)
                 return
         self.fail("it is still there")
+
+    def test_a_call_that_hangs_expires(self):
+        process = Process(self.folder, "--expire", "0.3")
+        self.addCleanup(process.end)
+        client = Client(process.port)
+        self.addCleanup(client.close)
+        status, code, message = client.error(f"{client.open()}/step", turn("hang"))
+        self.assertEqual((status, code), (413, "limit"))
+        self.assertIn("took longer than 0.3 s (`--expire`)", message)
+        watch = client.open()
+        for _ in range(6):
+            if client.say(watch, "let go")["metrics"][0]["value"]:
+                return
+            time.sleep(0.05)
+        self.fail("what it held is still held")
+
+    def test_without_room_it_says_so(self):
+        # The soft limit is raised: 50 connections, 21 rollouts.
+        process = Process(self.folder, files=(100, 200))
+        self.addCleanup(process.end)
+        client = Client(process.port)
+        self.addCleanup(client.close)
+        with contextlib.ExitStack() as stack:
+            idle = [stack.enter_context(socket.create_connection(("127.0.0.1", process.port))) for _ in range(150)]
+            paths = [client.open() for _ in range(21)]
+            self.assertTrue(idle)
+            with self.assertRaisesRegex(AssertionError, r"413, .*21 rollouts are alive.*`max_concurrent`"):
+                client.open()
+        for path in paths[1:]:
+            client.say(path, "hi")
+        client.send("DELETE", f"/v0.1/{paths[0]}")
+        for _ in range(50):
+            with contextlib.suppress(AssertionError):
+                client.say(client.open(), "hi")
+                return
+            time.sleep(0.02)
+        self.fail("there is still no room")
+
+    def test_slow_requests_are_cut_off(self):
+        sys.path.insert(0, str(SOURCES))
+        from prl_env import serve
+
+        connections = serve.Connections(3)
+        pairs = [socket.socketpair() for _ in range(3)]
+        for (here, _), idle in zip(pairs, (True, False, None)):
+            connections.mark(here, idle)
+        self.assertFalse(connections.has_room())
+        with unittest.mock.patch.object(serve, "REQUEST", -1.0):
+            connections.end_slow()
+        ended = lambda: [bool(select.select([there], [], [], 0)[0]) for _, there in pairs]
+        self.assertEqual(ended(), [False, True, False])
+        connections.end_idle()
+        self.assertEqual(ended(), [True, True, False])
+        connections.end_idle()
+        for here, there in pairs:
+            connections.remove(here)
+            here.close()
+            there.close()
+        self.assertTrue(connections.has_room())
 
     def test_what_is_wrong_is_one_line(self):
         first = Process(self.folder)

@@ -82,7 +82,7 @@ async fn measure(asked: &Bench) -> Result<Report, Failure> {
     let cached_load_s = cached.elapsed().as_secs_f64();
     let isolation = if asked.isolation == "worker" { Isolation::Worker } else { Isolation::Rollout };
     let pool = opened.start(isolation, usize::MAX).await?;
-    logging::warn_outside(&pool)?;
+    logging::warn_outside(&pool);
     let split = open::split(&pool, None)?;
     let task = Arc::new(pool.task(&split, 0, 0).await.map_err(Failure::run)?);
     let window = Duration::from_secs_f64(asked.seconds);

@@ -188,7 +188,9 @@ pub async fn look(path: &Path) -> Result<EnvFile, Failure> {
 
 /// Runs `work` on a runtime of its own.
 pub fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(prl_environment::MAX_BLOCKING).build();
+    let runtime = runtime.map_err(running("runtime"))?;
     let result = runtime.block_on(work);
     // What a command gave up, such as a request under way, must not keep the process alive.
     runtime.shutdown_background();
@@ -403,7 +405,11 @@ fn sink(verbose: bool) -> LogSink {
         let rollout = line.rollout.as_deref().map(|rollout| format!(" [{rollout}]")).unwrap_or_default();
         let fields: String = line.fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
         // Nobody reading standard error is no error.
-        let _ = writeln!(std::io::stderr().lock(), "log {level}{rollout}: {}{fields}", line.message);
+        let _ = writeln!(
+            std::io::stderr().lock(),
+            "{}",
+            crate::logging::plain(&format!("log {level}{rollout}: {}{fields}", line.message))
+        );
     })
 }
 

@@ -109,6 +109,7 @@ impl ChatModel {
             headers,
             body: Some(self.body(request).to_string().into_bytes()),
             timeout: self.timeout,
+            patience: Duration::ZERO,
             max_bytes: MAX_BYTES,
         };
         let client = client.clone();

@@ -159,7 +159,10 @@ impl Again {
         find(name, Path::new("")).map_err(|_| {
             Failure::input(format_args!(
                 "the environment `{}` {} (sha256:{}) is no longer at `{}`; say where it is with --env FILE",
-                env.name, env.version, env.sha256, env.path
+                env.name.escape_debug(),
+                env.version.escape_debug(),
+                env.sha256.escape_debug(),
+                env.path.escape_debug()
             ))
         })
     }

@@ -49,6 +49,8 @@ struct Group {
     /// Why it cannot be scored again.
     not: Option<String>,
     services: Option<Served>,
+    /// Whether a member's instance asked services in `configure`.
+    asks_at_setup: bool,
 }
 
 /// A rollout that its group was scored with.
@@ -67,6 +69,10 @@ impl Groups {
             self.0.remove(&key);
             return vec![seen];
         }
+        // Nor where no member can be run again.
+        if line.replay.as_ref().is_some_and(|replay| replay.env.unsandboxed.is_some()) {
+            return vec![seen];
+        }
         let group = self.0.entry(key.clone()).or_default();
         group.lines += 1;
         let at_once = match (ready, line.record()) {
@@ -77,6 +83,7 @@ impl Groups {
             }
             (Ready::Not(reason), _) => {
                 group.not = Some(format!("its group cannot be scored again: of {}: {reason}", line.rollout.id));
+                group.members.iter_mut().for_each(|member| member.given.messages.clear());
                 Some(seen)
             }
             (Ready::Runs(_), None) => Some(seen),
@@ -107,6 +114,7 @@ impl Group {
         if let Some(services) = replay.group_services.take() {
             self.services = Some(services);
         }
+        self.asks_at_setup |= replay.services.as_ref().is_some_and(Served::has_setup);
         self.of.get_or_insert_with(|| Of { pool: pool.clone(), env: replay.env.clone(), task: rollout.task.clone() });
         self.members.push(Member { seen, given: member(line, &replay), score: rollout.score.clone() });
     }
@@ -134,7 +142,13 @@ impl Group {
             return (0..count).map(|_| None).collect();
         };
         let services = self.services.as_ref();
-        let of_services = || refusal(env, services).map(|reason| format!("its group cannot be scored again: {reason}"));
+        // What scored it was another instance than those of its members.
+        let unknown = self.asks_at_setup && !services.is_some_and(Served::has_setup);
+        let of_setup = || unknown.then(|| "its log does not hold what `configure` was answered for that".to_owned());
+        let of_services = || {
+            let reason = refusal(env, services).or_else(of_setup)?;
+            Some(format!("its group cannot be scored again: {reason}"))
+        };
         if let Some(reason) = self.not.clone().or_else(of_services) {
             return all(Verdict::Skipped, reason);
         }

@@ -3,10 +3,23 @@
 use crate::support::{Running, Scratch, refused, repo};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 fn reverse_text() -> String {
     repo().join("envs/reverse-text.wasm").display().to_string()
+}
+
+#[test]
+fn a_cache_that_cannot_be_used_is_told_once() {
+    let (scratch, cache) = (Scratch::new(), "cache/prl/wasm");
+    fs::create_dir_all(scratch.path(cache)).unwrap();
+    fs::set_permissions(scratch.path(cache), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut inspect = scratch.command(&format!("env inspect {}", reverse_text()));
+    inspect.env("XDG_CACHE_HOME", scratch.path("cache"));
+    let told = Running::start(inspect).wait().ok().stderr;
+    assert!(told.starts_with("warning: compiled environments are not kept:") && told.contains("chmod 700"), "{told}");
+    assert_eq!(told.lines().count(), 1, "{told}");
 }
 
 #[test]

@@ -104,6 +104,7 @@ fn a_server_stands_wherever_a_file_does() {
     refused(&scratch.prl("env inspect http://127.0.0.1:9"), &["`http://127.0.0.1:9`", "refused", "serve-python"]);
     refused(&scratch.prl(&format!("env inspect {url}/other")), &["no such thing"]);
     refused(&scratch.prl("env inspect http://"), &["`http://` is no address"]);
+    refused(&scratch.prl(&format!("env inspect {url}?x=1")), &["may hold no `?`"]);
     refused(&scratch.prl(&format!("env inspect {url} --http-allow http://a")), &["--http-allow", &url]);
     refused(&scratch.prl(&format!("env play {url} --args {{\"x\":1}}")), &["`args.x`"]);
     refused(&scratch.prl(&format!("env push {url} oci://127.0.0.1:9/a:1")), &["is a server"]);

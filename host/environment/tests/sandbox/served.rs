@@ -286,7 +286,7 @@ async fn a_server_that_comes_back_serves_new_rollouts() {
             known.store(true, Ordering::SeqCst);
             parrot(path, asked)
         }
-        (true, "/task" | "/rollouts") if !known.load(Ordering::SeqCst) => Does::Fails(409, "invalid_state", "who?"),
+        (true, "/task" | "/rollouts") if !known.load(Ordering::SeqCst) => Does::Fails(410, "invalid_state", "who?"),
         (true, _) => parrot(path, asked),
     })
     .await;
@@ -297,4 +297,69 @@ async fn a_server_that_comes_back_serves_new_rollouts() {
     assert_eq!(guest(error), (GuestErrorCode::Upstream, "connection refused".into()));
     up.store(true, Ordering::SeqCst);
     served.play(0).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_rollout_that_failed_is_freed_at_the_server() {
+    let server = Moody::new(limits()).await;
+    let freed = async |times: usize| {
+        while server.served.seen("DELETE /rollouts/r1") < times {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    server.fails(|| Does::Fails(500, "internal", "KeyError: 'x'")).await;
+    freed(1).await;
+    // An answer that is refused here is none that the server knows of.
+    server.fails(|| Does::Says(json!({ "messages": [] }))).await;
+    freed(2).await;
+    assert_eq!(server.served.seen("DELETE"), 2);
+}
+
+#[tokio::test]
+async fn another_environment_at_the_address_is_refused() {
+    for isolation in [Isolation::Rollout, Isolation::Worker] {
+        let other = Arc::new(Mutex::new(None::<(&str, Value)>));
+        let (now, known) = (other.clone(), AtomicBool::new(true));
+        let answers = move |path: &str, asked: &Value| {
+            let mut other = info();
+            let changed = now.lock().unwrap().clone();
+            let is_changed = changed.is_some();
+            if let Some((key, value)) = changed {
+                other[key] = value;
+            }
+            match path {
+                "/configure" => {
+                    known.store(true, Ordering::SeqCst);
+                    Does::Says(json!({ "configuration": "c", "info": other }))
+                }
+                // It was started anew, and knows nothing of before.
+                "/task" | "/rollouts" if is_changed && !known.swap(false, Ordering::SeqCst) => {
+                    Does::Fails(410, "invalid_state", "who?")
+                }
+                _ => parrot(path, asked),
+            }
+        };
+        let served = start(answers, json!({}), limits(), isolation).await.unwrap_or_else(|e| panic!("{e}"));
+        served.play(0).await.unwrap();
+        let task = served.pool.task("train", 0, 0).await.unwrap();
+        for (key, value, words) in [
+            ("name", json!("crow"), "it is `crow` 2.0.0 now and was `parrot` 2.0.0"),
+            ("version", json!("3"), "it is `parrot` 3"),
+            ("splits", json!([{ "name": "eval", "size": 3 }]), "`eval` with 3 tasks"),
+            ("components", json!([{ "name": "right", "weight": 0.25 }]), "`right` with weight 0.25"),
+        ] {
+            *other.lock().unwrap() = Some((key, value));
+            // Twice, since the one that does not know the configuration says so every other time.
+            let mut told = Vec::new();
+            for member in 0..2 {
+                match served.pool.open(&task, context(member)).await {
+                    Ok(session) => drop(session),
+                    Err(error) => told.push(error.to_string()),
+                }
+            }
+            assert!(told.iter().any(|text| text.contains(words)), "{isolation:?} {told:?}");
+        }
+        *other.lock().unwrap() = None;
+        served.play(0).await.unwrap();
+    }
 }

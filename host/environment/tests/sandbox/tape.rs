@@ -38,13 +38,20 @@ fn written(tape: &Tape) -> Served {
     serde_json::from_str(&serde_json::to_string(&tape.served()).unwrap()).unwrap()
 }
 
+/// Hash of `key=secret`.
+const QUERY: &str = "0b60fff1753750c4f6bf79e452dc672101e0d623289e86855f9801be575d1e72";
+
 /// With secrets in its answer's headers, and no text in its body.
 struct Web;
 
 impl HttpClient for Web {
     fn fetch(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, ServiceError>> {
         assert_eq!(request.headers, [("x-probe".to_owned(), "1".to_owned())]);
-        let headers = vec![("Set-Cookie".into(), "id=secret".into()), ("date".into(), "today".into())];
+        let headers = vec![
+            ("Set-Cookie".into(), "id=secret".into()),
+            ("date".into(), "today".into()),
+            ("location".into(), "https://example.org/api/next?key=secret#top".into()),
+        ];
         async { Ok(HttpResponse { status: 404, headers, body: vec![0x61, 0xff] }) }.boxed()
     }
 }
@@ -66,8 +73,8 @@ async fn answers_are_given_again_without_asking() {
         "set a 12",
         "get a",
         "get none",
-        "fetch https://example.org/api/x?key=secret",
-        "fetch https://example.org/other?key=secret",
+        "fetch https://example.org/api/secret/x?key=secret",
+        "fetch https://example.org/other/secret?key=secret",
         "asset words.txt",
         "asset none.txt",
     ];
@@ -80,9 +87,14 @@ async fn answers_are_given_again_without_asking() {
     let calls: Vec<&str> = served.asked.iter().map(|exchange| exchange.call.as_str()).collect();
     assert_eq!((calls[0], calls[1], calls[4], calls[5], calls[13]), ("step 0", "step 1", "step 1", "step 2", "step 8"));
     let fetched = &served.asked[12];
-    assert_eq!((fetched.service, fetched.request[1].1.as_str()), (Service::Http, "https://example.org/api/x"));
+    assert_eq!((fetched.service, fetched.request[1].1.as_str()), (Service::Http, "https://example.org"));
+    assert_eq!(fetched.request[2].0, "path");
     let body = Bytes(vec![0x61, 0xff]);
-    let headers = vec![("Set-Cookie".into(), String::new()), ("date".into(), "today".into())];
+    let headers = vec![
+        ("Set-Cookie".into(), String::new()),
+        ("date".into(), "today".into()),
+        ("location".into(), format!("https://example.org/api/next?prl-sealed={QUERY}-10")),
+    ];
     assert_eq!(fetched.answer, Some(Answer::Http { status: 404, headers, body }));
     let text = serde_json::to_string(&served).unwrap();
     assert!(!text.contains("secret") && !text.contains("x-probe"), "{text}");
@@ -102,6 +114,32 @@ async fn answers_are_given_again_without_asking() {
     std::fs::remove_file(temp.path().join("words.txt")).unwrap();
     let gone = Assets::open(temp.path()).unwrap().changed(&served.files).unwrap().unwrap();
     assert!(gone.ends_with("now not there"), "{gone}");
+}
+
+#[tokio::test]
+async fn an_address_that_an_answer_led_to_is_the_one_of_then() {
+    let http = || Some(Http::new(&["https://example.org/api".to_owned()], Arc::new(Web)).unwrap());
+    let live = config(Isolation::Rollout, Services { http: http(), ..services(0) }, &Lines::default());
+    let pool = Pool::start(&probe(limits()).await, live).await.unwrap();
+    let tape = Tape::record();
+    tell_all(&pool, &tape, &["fetch https://example.org/api/next?key=secret"]).await;
+    let found = async |served: Served, command: &str| {
+        let tape = Tape::play(served);
+        tell_all(&again(None).await, &tape, &[command]).await;
+        tape.finding().unwrap_or_default()
+    };
+    let now = format!("fetch https://example.org/api/next?prl-sealed={QUERY}-10");
+    assert_eq!(found(written(&tape), &now).await, "");
+    let other = found(written(&tape), "fetch https://example.org/api/other?key=secret").await;
+    assert!(
+        other.starts_with("request 1 (in `step 0`) asked the server something else: path was \"sha256:"),
+        "{other}"
+    );
+    // Older logs hold the path as it is.
+    let mut old = written(&tape);
+    old.asked[0].request.remove(2);
+    old.asked[0].request[1].1 = "https://example.org/api/next".into();
+    assert_eq!(found(old, "fetch https://example.org/api/next?key=secret").await, "");
 }
 
 #[tokio::test]

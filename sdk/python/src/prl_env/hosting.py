@@ -1,6 +1,9 @@
 """Many rollouts of one environment at once, outside the sandbox. Owns which thread runs what, the configurations, and
 when a rollout that nobody asks for any more is dropped; must not know how calls come in. Not part of a component.
 
+What a process may have open is shared out before: so many rollouts, so many connections, and what is left for the
+environment's own code. Who comes after that is told so.
+
 Each rollout has a thread with an event loop and a state of the module `random` of its own, so that code which blocks or
 awaits holds up no other rollout, and what belongs to a thread or a loop may be kept between a rollout's calls. Tasks of
 one configuration are made one at a time, since a generator of tasks goes through one state."""
@@ -8,11 +11,13 @@ one configuration are made one at a time, since a generator of tasks goes throug
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import json
 import queue
 import random
+import resource
 import secrets
 import sys
 import threading
@@ -20,7 +25,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from . import calls, services
 from .definition import Definition
@@ -30,9 +35,38 @@ from .records import Completion, Context, Finished, Info, Score, Task, Turn
 from .rollout import Rollout
 
 MAX_ROLLOUTS = 10_000
-"""Rollouts alive at once."""
+"""Rollouts alive at once, where the process may have as many files open."""
+MAX_CONNECTIONS = 4_096
+"""Connections at once, likewise."""
+FILES = 4
+"""What a rollout has open: three for its event loop, and one for its own code."""
+SPARE = 64
+"""What the process has open beside rollouts and connections."""
 MAX_CONFIGURATIONS = 1_000
 """Sets of arguments that are kept; the one that was used longest ago goes first."""
+
+
+class Room(NamedTuple):
+    """How much there may be at once."""
+
+    rollouts: int
+    connections: int
+
+
+def room(files: int) -> Room:
+    """What a process that may have so many files open has room for."""
+    connections = min(MAX_CONNECTIONS, max(8, files // 4))
+    return Room(min(MAX_ROLLOUTS, max(1, (files - connections - SPARE) // FILES)), connections)
+
+
+def raise_files() -> int:
+    """Has the process open as many files as it may; gives how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems name a limit that they do not grant.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class Outside:
@@ -91,33 +125,59 @@ def install() -> None:
     services.serve(Outside())
 
 
+class _Late(Exception):
+    """A call is not over in time."""
+
+
 class _Lane:
-    """A thread for the calls of one rollout, in the order in which they come."""
+    """A thread for the calls of one rollout, in the order in which they come. Raises `Limit` where there is no room."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
-        self._thread.start()
+        # Here, and not on the thread: what fails is told to the caller.
+        try:
+            self._loop = asyncio.new_event_loop()
+        except OSError as error:
+            raise Limit(f"no room for another rollout: {error.strerror}; raise the limit of open files") from None
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._loop.close()
+            raise Limit(f"no room for another rollout: {error}; raise the limit of threads") from None
 
     def _run(self) -> None:
-        with asyncio.Runner() as _local.runner:
+        asyncio.set_event_loop(self._loop)
+        with asyncio.Runner(loop_factory=lambda: self._loop) as _local.runner:
             while (work := self._work.get()) is not None:
                 work()
                 # Or what the work holds lives until the next.
                 del work
 
-    def submit(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Has `function` called; waiting for what it gives or raises is to call what comes back."""
+    def submit(self, function: Callable[[], Any]) -> Callable[[float], Any]:
+        """Has `function` called; waiting for what it gives or raises is to call what comes back with the most seconds
+        that it may take, which raises `_Late` after them."""
         done: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        # Emptied where nobody waits any more: what comes of it is then let go of on its own thread.
+        waiting = [done]
 
         def work() -> None:
             try:
-                done.put((True, function()))
+                value = function()
             except BaseException as error:  # It is raised where the call came from.
-                done.put((False, error))
+                # No name keeps it, since it holds this frame.
+                for asker in waiting:
+                    asker.put((False, error))
+            else:
+                for asker in waiting:
+                    asker.put((True, value))
 
-        def wait() -> Any:
-            well, value = done.get()
+        def wait(seconds: float) -> Any:
+            try:
+                well, value = done.get(timeout=min(seconds, threading.TIMEOUT_MAX))
+            except queue.Empty:
+                waiting.clear()
+                raise _Late from None
             if well:
                 return value
             raise value
@@ -130,9 +190,22 @@ class _Lane:
         self._work.put(last)
         self._work.put(None)
 
+    def interrupt(self) -> None:
+        """Cancels what the loop awaits. What blocks the thread itself cannot be ended."""
+        with contextlib.suppress(RuntimeError):  # The loop is closed: the thread has ended.
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(self._loop)])
+
     def join(self, until: float) -> None:
         """Waits for the thread's end, no longer than `until`."""
         self._thread.join(max(0.0, until - time.monotonic()))
+
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+
+class UnknownConfiguration(InvalidState):
+    """Its arguments are to be told again."""
 
 
 class _Held:
@@ -151,17 +224,23 @@ class _Configuration:
         self.tasks = threading.Lock()
 
 
+Said = TypeVar("Said")
+
+
 class Hosted:
     """An environment, and everything alive of it."""
 
-    def __init__(self, definition: Definition, expire: float) -> None:
+    def __init__(self, definition: Definition, expire: float, rollouts: int) -> None:
+        self._max_rollouts = rollouts
         self._fresh = Engine(definition)
         self._own(self._fresh.describe())
         self._expire = expire
         self._lock = threading.Lock()
-        self._making = threading.Lock()
+        self._making: dict[str, threading.Lock] = {}
         self._configurations: OrderedDict[str, _Configuration] = OrderedDict()
         self._rollouts: dict[str, _Held] = {}
+        # Of rollouts that are out: one in a call takes its room until that is over.
+        self._ending: list[_Lane] = []
 
     @staticmethod
     def _own(info: Info) -> Info:
@@ -183,9 +262,17 @@ class Hosted:
             raise InvalidConfig("the arguments are not a JSON object")
         text = json.dumps(args, sort_keys=True)
         name = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        with self._making:
-            found = self._find(name)
-            if found is None:
+        found = self._find(name) or self._make(name, args)
+        return name, found.engine.describe()
+
+    def _make(self, name: str, args: Any) -> _Configuration:
+        """The same arguments are taken once; others need not wait for them."""
+        with self._lock:
+            making = self._making.setdefault(name, threading.Lock())
+        with making:
+            try:
+                if (found := self._find(name)) is not None:
+                    return found
                 engine = copy.copy(self._fresh)
                 engine.configure(args)
                 self._own(engine.describe())
@@ -194,7 +281,10 @@ class Hosted:
                     self._configurations[name] = found
                     while len(self._configurations) > MAX_CONFIGURATIONS:
                         self._configurations.popitem(last=False)
-        return name, found.engine.describe()
+                return found
+            finally:
+                with self._lock:
+                    self._making.pop(name, None)
 
     def _find(self, name: Any) -> _Configuration | None:
         with self._lock:
@@ -206,7 +296,9 @@ class Hosted:
     def _configuration(self, name: Any) -> _Configuration:
         found = self._find(name)
         if found is None:
-            raise InvalidState(f"there is no configuration {name!r}; `configure` comes first, also after a new start")
+            raise UnknownConfiguration(
+                f"there is no configuration {name!r}; `configure` comes first, also after a new start"
+            )
         return found
 
     def task(self, configuration: Any, split: str, index: int, seed: int) -> Task:
@@ -220,43 +312,59 @@ class Hosted:
         held = _Held(self._configuration(configuration).engine.open(task, context))
         name = secrets.token_hex(16)
         with self._lock:
-            if len(self._rollouts) >= MAX_ROLLOUTS:
-                raise Limit(f"{MAX_ROLLOUTS} rollouts are alive; one that nobody asks for ends in {self._expire:g} s")
+            if len(self._rollouts) + len(self._ending) >= self._max_rollouts:
+                self._ending = [lane for lane in self._ending if not lane.is_over()]
+            if len(self._rollouts) + len(self._ending) >= self._max_rollouts:
+                raise Limit(
+                    f"{self._max_rollouts} rollouts are alive, which is all that this server has room for (10,000, or "
+                    f"fewer where `ulimit -n` is low); run fewer at once with `max_concurrent`. One that nobody asks "
+                    f"for ends in {self._expire:g} s"
+                )
             self._rollouts[name] = held
         return name
 
     def _call(self, name: str, call: Callable[[Rollout], Any]) -> Any:
+        """A call of a rollout. One that fails ends it: nobody can tell what state it is in."""
+        try:
+            return self._called(name, call)
+        except BaseException:
+            self.drop(name)
+            raise
+
+    def _called(self, name: str, call: Callable[[Rollout], Any]) -> Any:
         with self._lock:
             held = self._rollouts.get(name)
             if held is None:
                 raise InvalidState("there is no such rollout: it is over, or nobody asked for it for too long")
-            held.running += 1
             if held.lane is None:
                 held.lane = _Lane()
-            rollout = held.rollout
+            lane, rollout = held.lane, held.rollout
+            held.running += 1
             # With the lock, so that no call comes after the lane's end.
-            wait = held.lane.submit(lambda: call(rollout[0]))
+            wait = lane.submit(lambda: call(rollout[0]))
         try:
-            return wait()
+            return wait(self._expire)
+        except _Late:
+            lane.interrupt()
+            raise Limit(f"the call took longer than {self._expire:g} s (`--expire`)") from None
         finally:
             with self._lock:
                 held.running -= 1
                 held.used = time.monotonic()
 
-    def start(self, name: str) -> Turn:
-        """What comes before the first turn."""
-        return self._call(name, lambda rollout: rollout.start())
+    def start(self, name: str, say: Callable[[Turn], Said]) -> Said:
+        """What comes before the first turn, as `say` has it."""
+        return self._call(name, lambda rollout: say(rollout.start()))
 
-    def step(self, name: str, completion: Completion) -> Turn:
-        """What comes after a turn."""
-        return self._call(name, lambda rollout: rollout.step(completion))
+    def step(self, name: str, completion: Completion, say: Callable[[Turn], Said]) -> Said:
+        """What comes after a turn, as `say` has it."""
+        return self._call(name, lambda rollout: say(rollout.step(completion)))
 
     def score(self, name: str, truncated: str | None) -> Score:
-        """The final rubric; the rollout is over then, whatever comes of it."""
-        try:
-            return self._call(name, lambda rollout: rollout.score(truncated))
-        finally:
-            self.drop(name)
+        """The final rubric; the rollout is over then."""
+        score = self._call(name, lambda rollout: rollout.score(truncated))
+        self.drop(name)
+        return score
 
     def score_group(self, configuration: Any, task: Task, members: list[Finished]) -> list[Score]:
         """Scores of a whole group."""
@@ -275,6 +383,7 @@ class Hosted:
                 if held.lane is not None:
                     held.lane.end(held.rollout.clear)
                     lanes.append(held.lane)
+            self._ending += lanes
         return lanes
 
     def sweep(self) -> None:
@@ -282,6 +391,7 @@ class Hosted:
         since = time.monotonic() - self._expire
         with self._lock:
             old = [name for name, held in self._rollouts.items() if not held.running and held.used < since]
+            self._ending = [lane for lane in self._ending if not lane.is_over()]
         self._end(old)
 
     def close(self, seconds: float) -> None:

@@ -160,6 +160,7 @@ impl http::Host for State {
             headers: request.headers,
             body: request.body,
             timeout: Duration::from_millis(u64::from(request.timeout_ms)),
+            patience: Duration::ZERO,
             max_bytes: self.output_bytes,
         };
         // What stands for a served environment does not ask a service: the request is the call.
