@@ -24,8 +24,8 @@ pub(crate) struct Live {
     /// Place in the order of arrival.
     pub arrival: u64,
     pub ids: Vec<TokenId>,
-    /// The version whose keys and values it holds from its first token on.
-    pub began: Option<PolicyVersion>,
+    /// How often the weights had changed when its prompt was through.
+    pub began: Option<u64>,
     rng: ChaCha8Rng,
     /// The number that the next token is drawn by, once it was asked for.
     uniform: Option<f64>,
@@ -85,9 +85,9 @@ impl Live {
     }
 
     /// The prompt is through.
-    pub fn prompt_done(&mut self, version: PolicyVersion) {
+    pub fn prompt_done(&mut self, changes: u64) {
         if let Some(prompt) = self.prompt.take() {
-            self.began = Some(version);
+            self.began = Some(changes);
             self.tell(Event::Prompt(prompt));
         }
     }

@@ -29,6 +29,9 @@ pub struct Request {
     /// Whether others with the same prompt come with it or after it, such as the rest of its group: keeps what the prompt
     /// leaves in the cache as soon as it is there, not only once the request is done.
     pub shared: bool,
+    /// Whether a longer prompt that begins with this one and what was sampled may come, such as the next turn's: keeps keys
+    /// and values of both when the request is done.
+    pub goes_on: bool,
     /// Keys and values are shared between requests of the same salt only.
     pub cache_salt: Option<Arc<str>>,
     /// What is added to the weights for it.
@@ -40,11 +43,11 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request of its own: nothing shared ahead, no decoder.
+    /// A request of its own, which a next turn may follow: nothing shared ahead, no decoder.
     pub fn new(prompt: impl Into<Arc<[TokenId]>>, sampling: SamplingParams, seed: u64) -> Self {
         let (class, cache_salt) = (Class::Train, None);
         let (prompt, adapter) = (prompt.into(), None);
-        Request { prompt, sampling, seed, shared: false, cache_salt, adapter, class, decode: None }
+        Request { prompt, sampling, seed, shared: false, goes_on: true, cache_salt, adapter, class, decode: None }
     }
 
     /// What its keys and values depend on besides tokens and weights.

@@ -76,6 +76,8 @@ struct Prefill<C> {
 pub(crate) struct Scheduler<F: Forward> {
     forward: F,
     version: PolicyVersion,
+    /// How often the weights changed; versions are the caller's, who may count as it likes.
+    changes: u64,
     config: EngineConfig,
     meter: Meter,
     /// By class.
@@ -96,6 +98,7 @@ impl<F: Forward> Scheduler<F> {
         let scheduler = Scheduler {
             forward,
             version,
+            changes: 0,
             meter: Meter::default(),
             waiting: Default::default(),
             turn: 0,
@@ -131,6 +134,7 @@ impl<F: Forward> Scheduler<F> {
     pub fn update(&mut self, forward: F, version: PolicyVersion) {
         self.forward = forward;
         self.version = version;
+        self.changes += 1;
         self.prefixes.clear();
         for prefill in &mut self.prefills {
             prefill.cache = self.forward.new_cache(&self.meter);
@@ -361,7 +365,7 @@ impl<F: Forward> Scheduler<F> {
             if let Some(live) = members.iter().find(|live| live.job.request.shared) {
                 self.prefixes.keep(live.job.request.salt(), ids.to_vec(), cache.clone());
             }
-            members.iter_mut().for_each(|live| live.prompt_done(self.version));
+            members.iter_mut().for_each(|live| live.prompt_done(self.changes));
             let last = members.pop();
             let forks = members.into_iter().map(|live| Decoding { live, cache: cache.clone(), answer });
             self.decoding.extend(forks);
@@ -395,7 +399,7 @@ impl<F: Forward> Scheduler<F> {
                 false => self.counts.finished += u64::from(well),
             }
             // What it leaves is the beginning of a next turn; the last token is not in the cache.
-            if well && live.began == Some(self.version) {
+            if well && live.job.request.goes_on && live.began == Some(self.changes) {
                 let mut ids = live.context();
                 ids.pop();
                 self.prefixes.keep(live.job.request.salt(), ids, cache);

@@ -391,6 +391,18 @@ fn new_requests_never_see_old_weights_and_running_ones_go_on() {
     assert_eq!(take(new), cold(2));
     assert_eq!(bench.stats().prefills, 2);
 
+    // What began before a change is not kept, whatever number the new weights have.
+    let long: Vec<TokenId> = (0..40).map(|i| i % 13).collect();
+    let mut bench = Bench::new(EngineConfig { prefill_tokens: 64, ..config(1) });
+    let old = bench.submit(&request(&long, 1, 4));
+    bench.scheduler.step().unwrap();
+    bench.scheduler.update(Hash { weights: 1, draws: DRAWS.get() }, PolicyVersion(0));
+    bench.finish();
+    let next = [&long[..], take(old).ids()].concat();
+    let new = bench.submit(&request(&next, 2, 3));
+    bench.finish();
+    assert_eq!(all(new).0.cached_tokens, 0);
+
     // A prompt that is only half through when the weights change starts over.
     let mut bench = Bench::new(config(1));
     let answer = bench.submit(&grouped(&prompt, 3, 3));

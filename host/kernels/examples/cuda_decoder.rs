@@ -169,6 +169,7 @@ fn train(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
 }
 
 fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
+    let (shape, trace) = shape.split_once(':').map_or((shape, false), |(shape, option)| (shape, option == "trace"));
     let Some((batch, len)) = pair(shape) else { return Ok(()) };
     let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024, tokens: 0 };
     let made = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?.weights()?;
@@ -196,6 +197,14 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
             if let Answer::Token(token, _) = answer {
                 id[0] = token;
             }
+        }
+    }
+    if trace {
+        let mut items: Vec<Item<'_, bf16>> =
+            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, want }).collect();
+        let (_, traced) = c.trace(|| sampling.extend(&mut items))?;
+        for t in traced {
+            println!("TRACE {:9.3} ms {:5} times {:7.2} us  {}", t.ms, t.count, t.ms * 1e3 / t.count as f64, t.name);
         }
     }
     times.sort_by(f64::total_cmp);

@@ -37,6 +37,8 @@ pub struct SampleRequest {
     pub seed: u64,
     /// Whether others have the same prompt: on the first turn of a group's members.
     pub shared_prompt: bool,
+    /// Whether a longer prompt that begins with this one and its answer may follow.
+    pub goes_on: bool,
     /// Whether it is for an evaluation.
     pub eval: bool,
 }
@@ -125,6 +127,11 @@ pub trait Env: Send + Sync {
 
     /// Opens a rollout of a task.
     fn open(&self, task: Arc<Task>, request: OpenRequest) -> BoxFuture<'_, Result<Box<dyn Session>, String>>;
+
+    /// Whether rollouts may have more than one turn.
+    fn multi_turn(&self) -> bool {
+        true
+    }
 
     /// Whether [`Env::score_group`] replaces the single scores.
     fn group_scoring(&self) -> bool {

@@ -241,7 +241,7 @@ async fn converse(
         let limits = [parts.sampling.max_completion_tokens, hints.max_tokens.map(|tokens| tokens as usize)];
         let max_tokens = limits.into_iter().flatten().fold(room, usize::min);
         let stop = std::mem::take(&mut hints).stop;
-        let drawn = sample(parts, plan, record, turn, &branch.ids, max_tokens, stop);
+        let drawn = sample(parts, plan, record, (turn, max_turns), &branch.ids, max_tokens, stop);
         let drawn = match until {
             Some(until) => timeout_at(until, drawn).await.ok(),
             None => Some(drawn.await),
@@ -302,7 +302,7 @@ async fn sample(
     parts: &Parts,
     plan: &Plan,
     record: &mut Record,
-    turn: u32,
+    (turn, max_turns): (u32, u32),
     ids: &[TokenId],
     max_tokens: usize,
     stop: Vec<String>,
@@ -317,6 +317,7 @@ async fn sample(
         stop_token_ids: parts.renderer.stop_token_ids(),
         seed: derive(plan.seed, "turn", u64::from(turn), 0),
         shared_prompt: plan.group_size > 1 && turn == 0,
+        goes_on: parts.env.multi_turn() && turn + 1 < max_turns,
         eval: plan.purpose == Purpose::Eval,
     };
     let clock = Clock::start();

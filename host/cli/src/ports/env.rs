@@ -33,6 +33,10 @@ impl Env for PoolEnv {
         self.open_taped(task, request, Tape::default()).boxed()
     }
 
+    fn multi_turn(&self) -> bool {
+        self.0.info().features.multi_turn
+    }
+
     fn group_scoring(&self) -> bool {
         self.0.info().features.group_scoring
     }

@@ -53,6 +53,7 @@ impl Policy for EnginePolicy {
         };
         let answer = self.engine.generate(Request {
             shared: request.shared_prompt,
+            goes_on: request.goes_on,
             class: if request.eval { Class::Eval } else { Class::Train },
             decode: Some(self.decode.clone()),
             ..Request::new(request.prompt, sampling, request.seed)

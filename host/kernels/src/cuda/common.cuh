@@ -66,6 +66,8 @@ __device__ __forceinline__ float exp_real(float x) { return __expf(x); }
 __device__ __forceinline__ void load8(const real* p, float* x) { unpack8(get8(p), x); }
 __device__ __forceinline__ void store8(real* p, const float* x) { put8(p, pack8(x)); }
 
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exp_real(-x)); }
+
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

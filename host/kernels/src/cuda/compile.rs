@@ -37,6 +37,8 @@ pub(super) enum Source {
     Decode(Precision, usize),
     /// Tokens from logits.
     Draw,
+    /// Products of few rows, bf16.
+    Few,
 }
 
 const COMMON: &str = include_str!("common.cuh");
@@ -47,6 +49,7 @@ impl Source {
             Self::Rows(_) => include_str!("rows.cu"),
             Self::Step(_) => include_str!("step.cu"),
             Self::Draw => include_str!("draw.cu"),
+            Self::Few => include_str!("few.cu"),
             Self::Attention(_) => concat!(include_str!("tiles.cuh"), include_str!("attention.cu")),
             Self::AttentionHopper(_) => concat!(
                 include_str!("warpgroup.cuh"),

@@ -189,6 +189,7 @@ impl Context {
     /// If NVRTC is missing or refuses a kernel.
     pub fn prepare(&self, head_dims: &[usize], half: bool, exact: bool) -> Result<(), CudaError> {
         let mut sources = vec![Source::Draw];
+        sources.extend(half.then_some(Source::Few));
         for (wanted, p) in [(half, bf16::PRECISION), (exact, f32::PRECISION)] {
             if wanted {
                 sources.extend([Source::Rows(p), Source::Step(p)]);

@@ -10,8 +10,10 @@ use cudarc::cublaslt::sys::cudaDataType as Type;
 use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::{CudaSlice, CudaStream};
 
+use super::compile::Precision;
 use super::context::{Context, In, Out, driver};
 use super::element::Element;
+use super::few::Few;
 use super::{CudaError, check, holds};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -208,6 +210,18 @@ impl Context {
             Onto::Itself => (c_at, 1.0),
             Onto::Other(other) => (self.address(other), 1.0),
         };
+        let streamed = Few {
+            shape: [m, n, k],
+            x: (a_at, a.stride),
+            w: (b_at, b.stride),
+            onto: if beta == 0.0 { 0 } else { onto_at },
+            out: (c_at, c_stride),
+            float: size_of::<C>() == 4,
+        };
+        if A::PRECISION == Precision::Half && !a.transposed && b.transposed && streamed.fits() {
+            // SAFETY: buffers were checked against the shape.
+            return unsafe { self.few(&streamed) };
+        }
         let shape = Shape {
             m,
             n,

@@ -15,6 +15,7 @@ pub mod decoder;
 mod draw;
 mod element;
 mod embedding;
+mod few;
 mod gemm;
 mod memory;
 mod rotation;

@@ -284,7 +284,6 @@ rope_backward(const real* __restrict__ qkv, const float* __restrict__ wq, const 
     }
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + exp_real(-x)); }
 
 // h = silu(gate) · up of rows [gate | up]. One thread per 8 elements of h.
 extern "C" __global__ void __launch_bounds__(256)

@@ -48,6 +48,7 @@ fn of<T: Element>(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) ->
     let wanted = |name: &str| only.topic.is_none_or(|t| t == name);
     if wanted("products") {
         products::products::<T>(c, r, t)?;
+        products::few::<T>(c, r, t)?;
     }
     if wanted("rows") {
         rows::norms::<T>(c, r, t)?;

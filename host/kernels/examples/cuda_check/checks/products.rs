@@ -45,3 +45,40 @@ pub fn products<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done 
     }
     Ok(())
 }
+
+/// Products of few rows, as in decoding, which stream the weights: up to eight rows and one more, columns and terms that fill no
+/// block. A row's bits do not depend on the rows beside it.
+pub fn few<T: Element>(c: &Context, r: &mut Random, t: &mut Table) -> Done {
+    for [n, k] in [[8, 8], [24, 40], [1000, 256], [1024, 3072], [8195, 264]] {
+        let (b, other) = (r.values::<T>(k * n, 1.0), r.values::<T>(9 * n, 3.0));
+        let a = r.values::<T>(9 * k, 1.0);
+        let (a64, b64) = (f64s(&a), f64s(&b));
+        let (da, db, dother) = (c.upload(&a)?, c.upload(&b)?, c.upload(&other)?);
+        let mut whole = Vec::new();
+        for m in [9, 8, 7, 3, 1] {
+            let shape = format!("{m}x{n}x{k}");
+            let want = reference::product(m, n, k, |i, p| a64[i * k + p], |p, j| b64[j * k + p]);
+            let (x, w) = (Matrix::new(&da, k), Matrix::t(&db, k));
+            let mut y = empty::<T>(c, m * n)?;
+            c.gemm([m, n, k], x, w, &mut y, n, Onto::Nothing)?;
+            let got = read(c, &y)?;
+            t.of::<T>("few rows", &shape, error(got.clone(), &want), ROUNDED);
+            if m <= 8 {
+                if m == 8 {
+                    whole = got.clone();
+                }
+                // The library's kernels for f32 promise nothing.
+                let alone = size_of::<T>() != 2 || got == whole[..m * n];
+                t.holds("few rows, each for itself", &shape, alone);
+            }
+            let mut y = empty::<T>(c, m * n)?;
+            c.gemm([m, n, k], x, w, &mut y, n, Onto::Other(&dother))?;
+            let sum: Vec<f64> = want.iter().zip(f64s(&other)).map(|(w, o)| w + o).collect();
+            t.of::<T>("few rows onto another", &shape, error(read(c, &y)?, &sum), ROUNDED);
+            let mut y = empty::<f32>(c, m * n)?;
+            c.gemm([m, n, k], x, w, &mut y, n, Onto::Nothing)?;
+            t.of::<T>("few rows, f32", &shape, error(read(c, &y)?, &want), EXACT);
+        }
+    }
+    Ok(())
+}

@@ -421,9 +421,11 @@ impl<T: Element> Sampling<T> {
             let (out, o) = (Matrix::new(&r.out, q_width), Matrix::t(&w.o, q_width));
             c.gemm([n, h, q_width], out, o, &mut r.mid, h, Onto::Other(&r.x))?;
             c.rms_norm([n, h], d.norm_eps, &r.mid, None, &w.post_norm, &mut r.y, &mut r.rstd)?;
-            let up = Matrix::t(&w.gate_up, h);
-            c.gemm([n, 2 * f, h], Matrix::new(&r.y, h), up, &mut r.gate_up, 2 * f, Onto::Nothing)?;
-            c.swiglu([n, f], &r.gate_up, &mut r.act)?;
+            if !c.few_swiglu([n, f, h], &r.y, &w.gate_up, &mut r.act)? {
+                let up = Matrix::t(&w.gate_up, h);
+                c.gemm([n, 2 * f, h], Matrix::new(&r.y, h), up, &mut r.gate_up, 2 * f, Onto::Nothing)?;
+                c.swiglu([n, f], &r.gate_up, &mut r.act)?;
+            }
             let down = Matrix::t(&w.down, f);
             c.gemm([n, h, f], Matrix::new(&r.act, f), down, &mut r.x, h, Onto::Other(&r.mid))?;
         }

@@ -1,0 +1,128 @@
+"""`prl inference` under load: many streaming clients, random cancels, weight updates meanwhile.
+
+Usage: server_load.py PRL_BINARY MODEL_FOLDER OTHER_WEIGHTS_FOLDER [SECONDS [CLIENTS]]
+
+Nothing leaks (keys and values return to what is kept, nobody runs or waits at the end), every answer is its caller's own (it
+begins with what a quiet server says, under the weights that its tokens were drawn with), `/health` stays quick, and after
+updates nothing of old weights shows in new answers.
+"""
+
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+import httpx
+
+prl, folder, other = sys.argv[1], sys.argv[2], sys.argv[3]
+seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 300
+clients = int(sys.argv[5]) if len(sys.argv) > 5 else 256
+NEW, UPDATE_EVERY = 24, 2.0
+random.seed(7)
+
+
+def start():
+    words = [prl, "inference", "--model.name", folder, "--server.port", "0", "--device", "cpu", "--max-num-seqs", "64"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if "http://" in line:
+            url = "http://" + line.split("http://")[1].split()[0].rstrip("/.,")
+            return process, url
+    raise SystemExit(f"the server does not start: {process.wait()}")
+
+
+def prompt(i):
+    # Many share a beginning that spans blocks of the cache.
+    return [(7 * j) % 200 + 1 for j in range(40)] + [(i * 31 + j * 17) % 200 + 1 for j in range(i % 23 + 1)]
+
+
+def params(i, **more):
+    return {"max_tokens": NEW, "temperature": 0, "ignore_eos": True, **more}
+
+
+async def quiet(client, url, i):
+    answer = await client.post(url + "/inference/v1/generate", json={"token_ids": prompt(i), "sampling_params": params(i)})
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][0]
+    return choice["token_ids"]
+
+
+def metric(text, name):
+    lines = [line for line in text.splitlines() if line.startswith(name) and not line.startswith("#")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+async def main():
+    process, url = start()
+    drain = asyncio.get_running_loop().run_in_executor(None, process.stdout.read)
+    limits = httpx.Limits(max_connections=clients + 16)
+    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
+        folders, expected = [folder, other], [{}, {}]
+        for which in (1, 0):
+            (await client.post(url + "/update_weights", json={"weight_dir": folders[which]})).raise_for_status()
+            for i in range(64):
+                expected[which][i] = await quiet(client, url, i)
+        # Even versions from here on are the first folder's.
+        version = 10
+        assert (await client.post(url + "/update_weights", json={"weight_dir": folder, "version": version})).status_code == 200
+        stop, counts, health = time.monotonic() + seconds, {"whole": 0, "cut": 0, "mixed": 0, "tokens": 0}, []
+
+        async def caller(number):
+            own = random.Random(number)
+            while time.monotonic() < stop:
+                i, ids, versions = own.randrange(64), [], []
+                leave = own.randrange(1, NEW) if own.random() < 0.4 else None
+                body = {"token_ids": prompt(i), "sampling_params": params(i), "stream": True}
+                async with client.stream("POST", url + "/inference/v1/generate", json=body) as answer:
+                    assert answer.status_code == 200, await answer.aread()
+                    async for line in answer.aiter_lines():
+                        if not line.startswith("data: ") or line == "data: [DONE]":
+                            continue
+                        for choice in json.loads(line[6:])["choices"]:
+                            ids += choice["token_ids"]
+                            versions += choice["policy_versions"]
+                        if leave is not None and len(ids) >= leave:
+                            break
+                counts["tokens"] += len(ids)
+                counts["cut" if leave is not None else "whole"] += 1
+                same = [v for v in versions if v == versions[0]]
+                counts["mixed"] += len(same) < len(versions)
+                # Up to the first change of weights it is what a quiet server says.
+                assert ids[: len(same)] == expected[versions[0] % 2][i][: len(same)], (number, i, versions)
+                assert leave is not None or len(ids) == NEW, len(ids)
+
+        async def updater():
+            nonlocal version
+            while time.monotonic() < stop:
+                await asyncio.sleep(UPDATE_EVERY)
+                version += 1
+                body = {"weight_dir": folders[version % 2], "version": version}
+                (await client.post(url + "/update_weights", json=body)).raise_for_status()
+
+        async def doctor():
+            async with httpx.AsyncClient(timeout=60) as own:
+                while time.monotonic() < stop:
+                    begun = time.perf_counter()
+                    assert (await own.get(url + "/health")).status_code == 200
+                    health.append(time.perf_counter() - begun)
+                    await asyncio.sleep(0.05)
+
+        await asyncio.gather(updater(), doctor(), *(caller(number) for number in range(clients)))
+        await asyncio.sleep(1)
+        # One update more drops all that is kept for later requests.
+        await client.post(url + "/update_weights", json={"weight_dir": folder, "version": version + 1})
+        text = (await client.get(url + "/metrics")).text
+        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"):
+            assert metric(text, name) == 0, (name, metric(text, name))
+        p99 = statistics.quantiles(health, n=100)[98]
+        print(f"server_load: {counts}, {version - 10} updates, /health p99 {p99 * 1e3:.1f} ms of {len(health)}")
+        assert counts["whole"] > 0 and counts["cut"] > 0
+    process.terminate()
+    assert await asyncio.wait_for(drain, 60) is not None
+    assert process.wait() in (0, 143), process.returncode
+
+
+asyncio.run(main())
