@@ -6,6 +6,7 @@ use crate::failure::{Failure, input, run as running};
 use crate::logging;
 use serde_json::Value;
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use wit_component::ComponentEncoder;
@@ -29,6 +30,9 @@ pub fn run(asked: &Build) -> Result<u8, Failure> {
     if !dir.exists() {
         return Err(Failure::input(format_args!("there is no `{}`", dir.display())));
     }
+    if !(asked.timeout.is_finite() && asked.timeout > 0.0) {
+        return Err(Failure::input(format_args!("`--timeout` is {}; it must be above 0", asked.timeout)));
+    }
     let is_python_file = dir.extension().is_some_and(|extension| extension == "py");
     if !is_python_file && dir.join("Cargo.toml").is_file() {
         let package = Package::read(dir)?;
@@ -42,7 +46,10 @@ pub fn run(asked: &Build) -> Result<u8, Failure> {
         let out = asked.output.clone().unwrap_or(beside);
         keeping(&out, |made| {
             let (from, to) = (dir.display().to_string(), made.display().to_string());
-            python(&sdk::python(None)?, &["-m", "prl_env.build", &from, "-o", &to])
+            let limit = asked.timeout.to_string();
+            // Nobody reading standard error is no error.
+            let _ = writeln!(std::io::stderr().lock(), "building `{from}`, which takes a minute or two");
+            python(&sdk::python(None)?, &["-m", "prl_env.build", &from, "-o", &to, "--timeout", &limit])
         })
     } else {
         Err(Failure::input(format_args!(

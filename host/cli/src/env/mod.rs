@@ -137,6 +137,9 @@ pub struct Build {
     /// The component to write; by default NAME.wasm in the folder.
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<PathBuf>,
+    /// Seconds that each stage of a Python build may take.
+    #[arg(long, default_value_t = 120.0, value_name = "S")]
+    pub timeout: f64,
 }
 
 /// `prl env serve-python`.

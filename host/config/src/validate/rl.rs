@@ -153,13 +153,16 @@ fn environments(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     }
 }
 
+/// The largest weight of a reward component: beyond it sums of rewards lose what others add.
+const MOST_WEIGHT: f64 = 1e9;
+
 /// What stands behind grants is there where they are, weights are numbers, roles are unique.
 fn services(env: &str, host: &EnvHost, v: &mut Validator<'_>) {
     let (grants, weights) = (format!("{env}.grants"), format!("{env}.weights"));
     for (name, weight) in &host.weights {
-        if !weight.is_number() {
+        if weight.as_f64().is_none_or(|weight| weight.abs() > MOST_WEIGHT) {
             let key = format!("{weights}.{name}");
-            v.fail(&[&key, &weights], format!("`{key}` is {weight}: a weight is a number"));
+            v.fail(&[&key, &weights], format!("`{key}` is {weight}: a weight is a number of at most {MOST_WEIGHT}"));
         }
     }
     for (grant, key, given) in
