@@ -109,6 +109,7 @@ fn crates_depend_in_one_direction() {
         ("prl-environment", &["prl-types"]),
         ("prl-orchestrator", &["prl-types"]),
         ("prl-registry", &[]),
+        ("prl-server", &["prl-inference", "prl-model", "prl-render", "prl-types"]),
         ("prl-store", &["prl-types"]),
         ("prl-monitor", &["prl-types"]),
         ("prl-abi", &[]),
