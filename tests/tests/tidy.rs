@@ -102,7 +102,7 @@ fn crates_depend_in_one_direction() {
         ("prl-kernels", &[]),
         ("prl-model", &["prl-kernels", "prl-types"]),
         ("prl-render", &["prl-types"]),
-        ("prl-inference", &["prl-model", "prl-types"]),
+        ("prl-inference", &["prl-kernels", "prl-model", "prl-types"]),
         ("prl-trainer", &["prl-config", "prl-model", "prl-types"]),
         ("prl-algorithm", &["prl-abi", "prl-types"]),
         ("prl-bridge", &["prl-env"]),
