@@ -27,6 +27,7 @@ for family in "qwen3" "qwen2" "llama --untied"; do
     rm -r "$out/m"
 done
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
+"$py" "$here/openai_client.py" "$prl" "$root/examples/reverse_text/model"
 
 # Python environments in the sandbox against the same code outside it, and ports of environments for verifiers against it.
 PYTHONPATH="$root/sdk/python/src" python3 -m unittest discover --quiet --start-directory "$root/sdk/python/tests"

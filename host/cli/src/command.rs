@@ -32,6 +32,12 @@ pub enum Command {
         override_usage = "prl trainer @ trainer.toml [@ more.toml] [--a.b-c value]... --data.fake|--bench"
     )]
     Trainer(Words),
+    /// Serve a model over HTTP, with OpenAI's API and the trainer's.
+    #[command(
+        disable_help_flag = true,
+        override_usage = "prl inference @ inference.toml [@ more.toml] [--a.b-c value]..."
+    )]
+    Inference(Words),
     /// Say what this machine can do and what is missing for more.
     Doctor(Doctor),
     /// Look at, try out, make and build environments.

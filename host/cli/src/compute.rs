@@ -72,6 +72,11 @@ impl Compute {
         self.gpu.is_some()
     }
 
+    /// The same, with what the configuration left open decided: a model that does not fit is an error from now on.
+    pub fn settled(&self) -> Compute {
+        Compute { auto: false, ..self.clone() }
+    }
+
     /// Model, device and kernels in a line.
     pub fn says(&self, model_dir: &Path, model: &ModelConfig) -> String {
         let kernels = logging::kernels(self.kernels);

@@ -15,6 +15,7 @@ mod env;
 mod environments;
 mod eval;
 mod failure;
+mod inference;
 mod job;
 mod logging;
 mod machine;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Rl(words) => rl::run(&words.words),
         Command::Sft(words) => sft::run(&words.words),
         Command::Trainer(words) => trainer::run(&words.words),
+        Command::Inference(words) => inference::run(&words.words),
         Command::Doctor(asked) => doctor::run(asked.cuda, asked.json, asked.probe),
         Command::Env(command) => {
             warnings::show();

@@ -18,7 +18,7 @@ use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
 use prl_algorithm::{Hook, Plugin, Registry, Search};
-use prl_config::{EnvHost, Loaded, RlConfig};
+use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::Decoder;
@@ -200,11 +200,21 @@ impl Ready {
         }
         let version = PolicyVersion(resumed.as_ref().map_or(0, |(step, _)| *step));
         let max_len = config.inference.model.max_model_len.unwrap_or(shape.max_position_embeddings);
-        let limits = EngineConfig::new(config.inference.max_num_seqs, max_len);
+        let limits = limits(&config.inference, max_len);
         let engine = Engine::start(snapshot, version, limits).map_err(Failure::input)?;
         let settings = settings::settings(config, &shape, max_len, compute.device, progress);
         Ok(Ready { trainer, engine, settings, resumed })
     }
+}
+
+fn limits(config: &InferenceConfig, context: usize) -> EngineConfig {
+    let limits = crate::inference::limits(
+        config.max_num_seqs,
+        context,
+        config.max_num_batched_tokens,
+        config.enable_prefix_caching,
+    );
+    EngineConfig { cache_bytes: config.kv_cache_gb.map_or(usize::MAX, crate::inference::cache_gb), ..limits }
 }
 
 async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: Logs) -> Result<u8, Failure> {

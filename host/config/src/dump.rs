@@ -8,7 +8,7 @@ use crate::engine::suggest::join;
 use crate::loaded::{Loaded, Source};
 use crate::schema::{Kind, Node, Rule, Section};
 use crate::shared;
-use crate::tables::{RlConfig, SftConfig, TrainerRun};
+use crate::tables::{InferenceRun, RlConfig, SftConfig, TrainerRun};
 use serde_json::{Map, Value as Json};
 use toml_edit::{Array, ArrayOfTables, DocumentMut, Formatted, InlineTable, Item, Table, Value};
 
@@ -43,6 +43,13 @@ impl Loaded<TrainerRun> {
     /// `trainer.toml`, which loads to this configuration.
     pub fn dump(&self) -> Vec<Dump> {
         vec![Dump { name: "trainer.toml", text: self.part("") }]
+    }
+}
+
+impl Loaded<InferenceRun> {
+    /// `inference.toml`, which loads to this configuration.
+    pub fn dump(&self) -> Vec<Dump> {
+        vec![Dump { name: "inference.toml", text: self.part("") }]
     }
 }
 

@@ -1,7 +1,7 @@
 //! Layered TOML files and flags to a checked run configuration.
 //!
-//! Owns every key of `prl rl`, `prl sft` and `prl trainer` with its type, default, limits and help, the layering of files and flags, the
-//! source of every value, and the text of everything that can be wrong. Must not know what the values are used for: no
+//! Owns every key of `prl rl`, `prl sft`, `prl trainer` and `prl inference` with its type, default, limits and help, the
+//! layering of files and flags, the source of every value, and the text of everything that can be wrong. Must not know what the values are used for: no
 //! models, no environments, no run folders.
 //!
 //! ```
@@ -76,6 +76,20 @@ pub fn load_trainer(words: &[String]) -> Result<Loaded<TrainerRun>, ConfigErrors
     load(command, words)
 }
 
+/// Loads the configuration of `prl inference` from the words after the command.
+///
+/// # Errors
+/// Everything that is wrong with it, in reading order.
+pub fn load_inference(words: &[String]) -> Result<Loaded<InferenceRun>, ConfigErrors> {
+    let command = Command {
+        root: InferenceRun::node(),
+        spread: |_, _| BTreeSet::new(),
+        derive: |_: &mut InferenceRun| {},
+        validate: validate::inference,
+    };
+    load(command, words)
+}
+
 /// The keys of `prl rl`: name, type, default, meaning.
 pub fn help_rl() -> String {
     help::render(&RlConfig::node())
@@ -89,4 +103,9 @@ pub fn help_sft() -> String {
 /// The keys of `prl trainer`: name, type, default, meaning.
 pub fn help_trainer() -> String {
     help::render(&TrainerRun::node())
+}
+
+/// The keys of `prl inference`: name, type, default, meaning.
+pub fn help_inference() -> String {
+    help::render(&InferenceRun::node())
 }

@@ -2,7 +2,7 @@
 //!
 //! `PRL_BLESS=1` rewrites the expected files.
 
-use prl_config::{ConfigErrors, Loaded, load_rl, load_sft, load_trainer};
+use prl_config::{ConfigErrors, Loaded, load_inference, load_rl, load_sft, load_trainer};
 use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,7 @@ fn load(file: &Path) -> Result<(String, String), String> {
     }
     let words = words(file);
     match file.file_name().unwrap().to_str().unwrap().split('_').next() {
+        Some("inference") => texts(load_inference(&words)),
         Some("sft") => texts(load_sft(&words)),
         Some("trainer") => texts(load_trainer(&words)),
         _ => texts(load_rl(&words)),

@@ -16,6 +16,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
 
 /// Limits of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +76,7 @@ enum Command {
     Generate(Box<Job>),
     Update(Arc<dyn Snapshot>, PolicyVersion),
     Pause(bool),
+    Ping(oneshot::Sender<()>),
     Shutdown,
 }
 
@@ -209,6 +211,34 @@ impl Handle {
         self.commands.send(Command::Update(snapshot, version)).map_err(|_| ended(&self.ending))
     }
 
+    /// Waits until the engine's thread has done all that was asked of it before, but for requests: answered between two
+    /// steps, so that a thread that hangs in a step does not answer.
+    ///
+    /// # Errors
+    /// When the engine has ended.
+    pub fn ping(&self) -> impl Future<Output = Result<(), InferenceError>> + Send + use<> {
+        let (answer, answered) = oneshot::channel();
+        let ending = self.ending.clone();
+        // A failed send drops the other end, which is read as the engine's end.
+        drop(self.commands.send(Command::Ping(answer)));
+        async move { answered.await.map_err(|_| ended(&ending)) }
+    }
+
+    /// Why the engine has ended; `None` while it lives.
+    pub fn ended(&self) -> Option<InferenceError> {
+        self.ending.get().cloned()
+    }
+
+    /// Tokens of prompt and completion together that a request may have.
+    pub fn max_model_len(&self) -> usize {
+        self.max_model_len
+    }
+
+    /// Entries in the model's vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
     /// Counters and load as of the last step.
     pub fn stats(&self) -> Stats {
         *self.stats.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -281,6 +311,8 @@ fn serve(mut scheduler: Scheduler<Arc<dyn Snapshot>>, inbox: Receiver<Command>, 
                 Command::Generate(job) => scheduler.submit(*job),
                 Command::Pause(paused) => scheduler.pause(paused),
                 Command::Update(snapshot, version) => scheduler.update(snapshot, version),
+                // Whoever asked may have gone away.
+                Command::Ping(answer) => drop(answer.send(())),
                 Command::Shutdown => stop = true,
             }
         }

@@ -12,8 +12,9 @@ pub type Decode = Arc<dyn Fn(&[TokenId]) -> String + Send + Sync>;
 /// Tokens decoded beyond the longest stop string, for what a decoder does at the edge of its input.
 const MARGIN: usize = 16;
 
-/// The stop string that `sampled` has just completed: the one that starts first in the text, of several at the same
-/// place the one listed first.
+/// The stop string that the last of `sampled` has completed: the one that starts first in the text, of several at the same
+/// place the one listed first. One that was there before ended nothing then, since more tokens were asked for, and does
+/// not now.
 ///
 /// Decodes a tail that is long enough for the longest stop string (a token carries at least one byte of text, and the
 /// tail grows where tokens decode to nothing), so that the cost of a request stays linear in its length.
@@ -26,11 +27,17 @@ pub(crate) fn find<'a>(sampled: &[TokenId], stop: &'a [String], decode: &Decode)
             window = (window * 2).min(sampled.len());
             continue;
         }
-        return stop
-            .iter()
-            .filter_map(|s| text.find(s.as_str()).map(|at| (at, s.as_str())))
-            .min_by_key(|(at, _)| *at)
-            .map(|(_, s)| s);
+        if !stop.iter().any(|s| text.contains(s.as_str())) {
+            return None;
+        }
+        // An incomplete character at the end may have become a shorter one.
+        let before = decode(&sampled[sampled.len() - window..sampled.len() - 1]);
+        let known = before.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        let new = |s: &'a str| {
+            let from = text.ceil_char_boundary((known + 1).saturating_sub(s.len()));
+            text[from..].find(s).map(|at| (from + at, s))
+        };
+        return stop.iter().filter_map(|s| new(s)).min_by_key(|(at, _)| *at).map(|(_, s)| s);
     }
 }
 
@@ -51,9 +58,27 @@ mod tests {
     #[test]
     fn the_first_match_in_the_text_wins() {
         let stop = ["</b>".to_string(), "</a>".to_string()];
-        assert_eq!(find(&bytes("x</a></b>"), &stop, &ascii()), Some("</a>"));
+        // One token that completes both.
+        let both: Decode = Arc::new(|ids| ids.iter().map(|i| if *i == 1 { "a></b>" } else { "x</" }).collect());
+        assert_eq!(find(&[0, 1], &stop, &both), Some("</a>"));
         assert_eq!(find(&bytes("x</a"), &stop, &ascii()), None);
         assert_eq!(find(&bytes("x</b>"), &[], &ascii()), None);
+    }
+
+    #[test]
+    fn only_the_last_token_completes_one() {
+        let stop = ["</b>".to_string(), "b".to_string()];
+        assert_eq!(find(&bytes("x</b>"), &stop[..1], &ascii()), Some("</b>"));
+        assert_eq!(find(&bytes("x</b>y"), &stop, &ascii()), None);
+        assert_eq!(find(&bytes("x</b>b"), &stop, &ascii()), Some("b"));
+        let decode: Decode = Arc::new(|ids| {
+            let bytes: Vec<u8> = ids.iter().map(|i| *i as u8).collect();
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        let stop = ["é".to_string(), "é!".to_string()];
+        assert_eq!(find(&bytes("aé"), &stop, &decode), Some("é"));
+        assert_eq!(find(&bytes("aé!"), &stop, &decode), Some("é!"));
+        assert_eq!(find(&bytes("aé?"), &stop, &decode), None);
     }
 
     #[test]

@@ -183,3 +183,17 @@ fn dropped_futures_are_cancelled_and_shutdown_answers_the_rest() {
     }
     assert_eq!(block_on(handle.generate(request(&[1], 0, 1))), Err(InferenceError::Shutdown));
 }
+
+#[test]
+fn a_ping_is_answered_behind_what_was_asked_before_and_not_after_the_end() {
+    let engine = engine(1);
+    let handle = engine.handle();
+    handle.pause(true).unwrap();
+    handle.update(snapshot(2), PolicyVersion(4)).unwrap();
+    block_on(handle.ping()).unwrap();
+    assert!(handle.stats().paused);
+    assert_eq!((handle.stats().version, handle.ended()), (PolicyVersion(4), None));
+    engine.shutdown();
+    assert_eq!(block_on(handle.ping()), Err(InferenceError::Shutdown));
+    assert_eq!(handle.ended(), Some(InferenceError::Shutdown));
+}

@@ -71,6 +71,14 @@ pub enum RenderError {
         /// The template's own error or the engine's.
         reason: String,
     },
+    /// The last message cannot be left open.
+    #[error(
+        "chat template from {origin} does not show the text of the last message as it is, so it cannot be continued"
+    )]
+    NotContinuable {
+        /// Where the template came from.
+        origin: String,
+    },
     /// The tokenizer refused a text.
     #[error("cannot tokenise {chars} characters: {reason}")]
     Encode {

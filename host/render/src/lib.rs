@@ -15,6 +15,7 @@ mod template;
 mod tokenizer;
 
 pub use error::RenderError;
-pub use renderer::{LossMask, Rendered, Renderer, RendererOptions, TrainingSample};
+pub use parse::{Thinking, TurnDelta, TurnStream};
+pub use renderer::{LossMask, Open, Prompt, Rendered, Renderer, RendererOptions, TrainingSample};
 pub use rows::{Conversation, Rows, read_conversations};
 pub use tokenizer::{TextStream, Tokenizer};

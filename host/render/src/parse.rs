@@ -1,4 +1,4 @@
-//! Reads an assistant turn: reasoning, text, tool calls. Owns the `<think>` and `<tool_call>` conventions; a malformed
+//! Reads an assistant turn, whole or as it arrives: reasoning, text, tool calls. Owns the `<think>` and `<tool_call>` conventions; a malformed
 //! tool call is kept as written, so that the environment can answer it.
 
 use prl_types::{Message, Role, ToolCall};
@@ -16,7 +16,7 @@ const CLOSE_CALL: &str = "</tool_call>";
 
 /// What a model's template says about reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Thinking {
+pub enum Thinking {
     /// The template knows no `<think>`: such text is content.
     Unknown,
     /// The model opens `<think>` itself, or does not think.
@@ -27,40 +27,168 @@ pub(crate) enum Thinking {
 
 /// Splits the text of one turn, stop token already removed.
 pub(crate) fn parse(text: &str, thinking: Thinking) -> Message {
-    let (reasoning, rest) = split_reasoning(text, thinking);
-    let (content, tool_calls) = split_calls(rest);
-    let mut message = Message::text(Role::Assistant, content);
-    message.reasoning = reasoning.map(|r| r.trim_matches('\n').to_string()).filter(|r| !r.is_empty());
-    message.tool_calls = tool_calls;
+    let mut stream = TurnStream::new(thinking, true);
+    let first = stream.push(text);
+    let last = stream.finish();
+    let mut message = Message::text(Role::Assistant, first.content + &last.content);
+    message.reasoning = Some(first.reasoning + &last.reasoning).filter(|r| !r.is_empty());
+    message.tool_calls = first.tool_calls.into_iter().chain(last.tool_calls).collect();
     message
 }
 
-fn split_reasoning(text: &str, thinking: Thinking) -> (Option<&str>, &str) {
-    let opened = text.trim_start().strip_prefix(OPEN_THINK);
-    let inside = match (thinking, opened) {
-        (Thinking::Unknown, _) | (Thinking::Free, None) => return (None, text),
-        (_, Some(inside)) => inside,
-        (Thinking::Opened, None) => text,
-    };
-    match inside.split_once(CLOSE_THINK) {
-        Some((reasoning, rest)) => (Some(reasoning), rest.trim_start_matches('\n')),
-        None => (Some(inside), ""),
+/// What a piece of a turn's text added to its message.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TurnDelta {
+    /// Reasoning.
+    pub reasoning: String,
+    /// Text.
+    pub content: String,
+    /// Calls that are complete; their ids are `call_<n>`, counted from 0 within the turn.
+    pub tool_calls: Vec<ToolCall>,
+}
+
+/// Splits the text of a turn as it arrives, wherever it is cut: what it gives adds up to the message of the whole text.
+/// Structure is never given as text, and neither is the white space around it.
+#[derive(Clone, Debug)]
+pub struct TurnStream {
+    thinking: Thinking,
+    /// Whether calls are looked for.
+    calls: bool,
+    at: At,
+    /// Text that may still turn out to be structure, or white space at an edge.
+    held: String,
+    /// White space in front of the call under way.
+    space: String,
+    /// Whether anything of the part under way was given.
+    given: bool,
+    /// Calls so far.
+    count: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Start,
+    Reasoning,
+    Reasoned,
+    Content,
+    Call,
+}
+
+impl TurnStream {
+    /// At the start of a turn. Without `calls`, what would be one is text.
+    pub fn new(thinking: Thinking, calls: bool) -> Self {
+        let at = if thinking == Thinking::Unknown { At::Content } else { At::Start };
+        TurnStream { thinking, calls, at, held: String::new(), space: String::new(), given: false, count: 0 }
+    }
+
+    /// Adds text and returns what is now certain.
+    pub fn push(&mut self, text: &str) -> TurnDelta {
+        self.held.push_str(text);
+        let mut delta = TurnDelta::default();
+        while self.step(&mut delta) {}
+        delta
+    }
+
+    /// The rest.
+    pub fn finish(mut self) -> TurnDelta {
+        let mut delta = TurnDelta::default();
+        let held = std::mem::take(&mut self.held);
+        match (self.at, self.thinking) {
+            (At::Start, Thinking::Opened) => delta.reasoning.push_str(held.trim_matches('\n')),
+            (At::Start, _) => delta.content.push_str(&held),
+            (At::Reasoning, _) => delta.reasoning.push_str(held.trim_end_matches('\n')),
+            (At::Reasoned, _) => {}
+            (At::Content, _) if self.count == 0 => delta.content.push_str(&held),
+            (At::Content, _) => delta.content.push_str(self.edge(held.trim_end())),
+            (At::Call, _) => delta.tool_calls.push(call(held.trim(), self.count)),
+        }
+        delta
+    }
+
+    /// Takes what is certain off the held text; whether there may be more.
+    fn step(&mut self, delta: &mut TurnDelta) -> bool {
+        match self.at {
+            At::Start => {
+                let begin = self.held.trim_start();
+                if let Some(rest) = begin.strip_prefix(OPEN_THINK) {
+                    (self.held, self.at) = (rest.to_string(), At::Reasoning);
+                    true
+                } else if OPEN_THINK.starts_with(begin) {
+                    false
+                } else {
+                    self.at = if self.thinking == Thinking::Opened { At::Reasoning } else { At::Content };
+                    true
+                }
+            }
+            At::Reasoning => {
+                if !self.given {
+                    self.held.drain(..self.held.len() - self.held.trim_start_matches('\n').len());
+                }
+                if let Some((inside, rest)) = self.held.split_once(CLOSE_THINK) {
+                    delta.reasoning.push_str(inside.trim_end_matches('\n'));
+                    (self.held, self.at, self.given) = (rest.to_string(), At::Reasoned, false);
+                    return true;
+                }
+                let certain =
+                    self.held[..self.held.len() - begun(&self.held, CLOSE_THINK)].trim_end_matches('\n').len();
+                self.given |= certain > 0;
+                delta.reasoning.extend(self.held.drain(..certain));
+                false
+            }
+            At::Reasoned => {
+                let rest = self.held.trim_start_matches('\n');
+                let more = !rest.is_empty();
+                self.held = rest.to_string();
+                if more {
+                    self.at = At::Content;
+                }
+                more
+            }
+            At::Content if !self.calls => {
+                delta.content.push_str(&self.held);
+                self.held.clear();
+                false
+            }
+            At::Content => {
+                if let Some((before, rest)) = self.held.split_once(OPEN_CALL) {
+                    // White space stays held: whether it is an edge shows later.
+                    let text = before.trim_end();
+                    let space = before[text.len()..].to_string();
+                    delta.content.push_str(self.edge(text));
+                    self.given |= !text.is_empty();
+                    self.held = rest.to_string();
+                    self.at = At::Call;
+                    self.space = space;
+                    return true;
+                }
+                let certain = self.held[..self.held.len() - begun(&self.held, OPEN_CALL)].trim_end().len();
+                let text: String = self.held.drain(..certain).collect();
+                delta.content.push_str(self.edge(&text));
+                self.given |= certain > 0;
+                false
+            }
+            At::Call => match self.held.split_once(CLOSE_CALL) {
+                Some((block, rest)) => {
+                    delta.tool_calls.push(call(block.trim(), self.count));
+                    self.count += 1;
+                    self.held = std::mem::take(&mut self.space) + rest;
+                    self.at = At::Content;
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+
+    /// Text at the beginning of what follows a call loses the white space in front of it.
+    fn edge<'a>(&self, text: &'a str) -> &'a str {
+        if self.count > 0 && !self.given { text.trim_start() } else { text }
     }
 }
 
-fn split_calls(text: &str) -> (String, Vec<ToolCall>) {
-    if !text.contains(OPEN_CALL) {
-        return (text.to_string(), Vec::new());
-    }
-    let (mut content, mut calls, mut rest) = (String::new(), Vec::new(), text);
-    while let Some((before, after)) = rest.split_once(OPEN_CALL) {
-        content.push_str(before);
-        let (block, next) = after.split_once(CLOSE_CALL).unwrap_or((after, ""));
-        calls.push(call(block.trim(), calls.len()));
-        rest = next;
-    }
-    content.push_str(rest);
-    (content.trim().to_string(), calls)
+/// Length of the longest end of `text` that `mark` may begin with.
+fn begun(text: &str, mark: &str) -> usize {
+    (1..mark.len()).rev().find(|n| text.ends_with(&mark[..*n])).unwrap_or(0)
 }
 
 /// One block. A well-formed one is `{"name": .., "arguments": ..}`; anything else gives the name if it can be read and
@@ -114,6 +242,7 @@ fn name_in_broken(block: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn reasoning_is_split_only_where_the_template_knows_it() {
@@ -161,6 +290,51 @@ mod tests {
                 let m = parse(&format!("<tool_call>\n{block}\n{close}"), Thinking::Unknown);
                 assert_eq!(m.tool_calls.len(), 1, "{block}");
                 assert_eq!((m.tool_calls[0].name.as_str(), m.tool_calls[0].arguments.as_str()), (name, arguments));
+            }
+        }
+    }
+
+    /// Pieces of what matters, put together at random.
+    fn turns() -> impl Strategy<Value = String> {
+        let piece = prop::sample::select(vec![
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "{\"name\": \"f\"}",
+            "\n",
+            " ",
+            "a",
+            "é",
+            "<",
+            "</t",
+            "<tool_",
+            "hello",
+        ]);
+        prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Wherever a turn is cut, the pieces add up to the message of the whole, and text never holds a call.
+        #[test]
+        fn pieces_add_up_to_the_whole(text in turns(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
+            let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            ends.retain(|at| text.is_char_boundary(*at));
+            ends.extend([0, text.len()]);
+            ends.sort_unstable();
+            for thinking in [Thinking::Unknown, Thinking::Free, Thinking::Opened] {
+                let whole = parse(&text, thinking);
+                let mut stream = TurnStream::new(thinking, true);
+                let mut deltas: Vec<TurnDelta> = ends.windows(2).map(|w| stream.push(&text[w[0]..w[1]])).collect();
+                deltas.push(stream.finish());
+                let sum = |part: &dyn Fn(&TurnDelta) -> &str| deltas.iter().map(part).collect::<String>();
+                prop_assert_eq!(sum(&|d| &d.content), whole.content.as_str());
+                prop_assert_eq!(sum(&|d| &d.reasoning), whole.reasoning.clone().unwrap_or_default());
+                let calls: Vec<ToolCall> = deltas.into_iter().flat_map(|d| d.tool_calls).collect();
+                prop_assert!(!whole.content.contains(OPEN_CALL));
+                prop_assert_eq!(calls, whole.tool_calls);
             }
         }
     }

@@ -30,6 +30,26 @@ pub struct Rendered {
     pub spans: Vec<RoleSpan>,
 }
 
+/// How a prompt ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    /// With what invites the assistant to speak.
+    NextTurn,
+    /// After the last message.
+    Nothing,
+    /// Within the last message, behind its text.
+    LastMessage,
+}
+
+/// What a model is to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// The ids.
+    pub ids: Vec<TokenId>,
+    /// How the answer's reasoning is told from its text.
+    pub thinking: Thinking,
+}
+
 /// Which messages are trained in SFT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossMask {
@@ -98,7 +118,7 @@ impl Renderer {
                 stops.push(id);
             }
         }
-        let thinking = thinking(&template);
+        let thinking = thinking(&template, &Map::new());
         Ok(Renderer { tokenizer, template, tool_template, stops, turn_end, thinking })
     }
 
@@ -130,6 +150,47 @@ impl Renderer {
         let (ids, offsets) = self.tokenizer.encode_with_offsets(&text)?;
         let segments = self.segments(&text, messages, tools, generate);
         Ok(Rendered { ids, spans: token_spans(&segments, &offsets) })
+    }
+
+    /// The conversation as the ids a model is to continue. `variables` are further ones for the template, for this
+    /// rendering only; `open` says how the text ends.
+    ///
+    /// # Errors
+    /// The template refuses the conversation, or the tokenizer its text; [`RenderError::NotContinuable`] where the last
+    /// message cannot be left open.
+    pub fn prompt(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        variables: &Map<String, Value>,
+        open: Open,
+    ) -> Result<Prompt, RenderError> {
+        let template = self.template_for(tools);
+        let mut text = template.render_with(messages, tools, open == Open::NextTurn, variables)?;
+        let thinking = match open {
+            Open::NextTurn if variables.is_empty() => self.thinking,
+            Open::NextTurn => thinking(template, variables),
+            // What was begun is text; whatever goes on with it is, too.
+            Open::Nothing | Open::LastMessage => Thinking::Unknown,
+        };
+        if open == Open::LastMessage {
+            // Templates may strip the text of messages.
+            let last = messages.last().map_or("", |m| m.content.trim_start());
+            match text.rfind(last.trim_end()) {
+                Some(at) if !last.is_empty() => {
+                    let whole = text[at..].starts_with(last);
+                    text.truncate(at + if whole { last.len() } else { last.trim_end().len() });
+                }
+                _ => return Err(RenderError::NotContinuable { origin: template.origin().to_string() }),
+            }
+        }
+        Ok(Prompt { ids: self.tokenizer.encode(&text)?, thinking })
+    }
+
+    /// Whether a sampled token is part of a turn's text: it is no special one, or it marks structure.
+    pub fn is_text(&self, id: TokenId) -> bool {
+        !self.tokenizer.is_special(id)
+            || self.tokenizer.id_to_token(id).is_some_and(|token| parse::MARKERS.contains(&token.as_str()))
     }
 
     /// The tokens to append to `previous` (prompt and sampled ids of the turns so far) so that the model can answer
@@ -243,11 +304,7 @@ impl Renderer {
     /// Text of a sampled turn without its stop token and without stray special tokens.
     fn response_text(&self, ids: &[TokenId]) -> Result<String, RenderError> {
         let end = if ids.last().is_some_and(|id| self.stops.contains(id)) { ids.len() - 1 } else { ids.len() };
-        let keep = |id: &TokenId| {
-            !self.tokenizer.is_special(*id)
-                || self.tokenizer.id_to_token(*id).is_some_and(|token| parse::MARKERS.contains(&token.as_str()))
-        };
-        let kept: Vec<TokenId> = ids[..end].iter().copied().filter(keep).collect();
+        let kept: Vec<TokenId> = ids[..end].iter().copied().filter(|id| self.is_text(*id)).collect();
         self.tokenizer.decode(&kept, false)
     }
 
@@ -396,11 +453,11 @@ fn turn_end(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<TurnEnd> {
 }
 
 /// Whether and how the template shows reasoning.
-fn thinking(template: &ChatTemplate) -> Thinking {
+fn thinking(template: &ChatTemplate, variables: &Map<String, Value>) -> Thinking {
     if !template.text().contains(parse::CLOSE_THINK) {
         return Thinking::Unknown;
     }
-    let prompt = template.render(&[Message::text(Role::User, "x")], &[], true).unwrap_or_default();
+    let prompt = template.render_with(&[Message::text(Role::User, "x")], &[], true, variables).unwrap_or_default();
     match (prompt.rfind(parse::OPEN_THINK), prompt.rfind(parse::CLOSE_THINK)) {
         (Some(_), None) => Thinking::Opened,
         (Some(open), Some(close)) if open > close => Thinking::Opened,

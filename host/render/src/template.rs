@@ -66,15 +66,33 @@ impl ChatTemplate {
 
     /// Renders a conversation. An empty tool list is no tool list.
     pub fn render(&self, messages: &[Message], tools: &[ToolDef], generate: bool) -> Result<String, RenderError> {
-        self.try_render(messages, tools, generate).map_err(|e| RenderError::Template {
+        self.render_with(messages, tools, generate, &Map::new())
+    }
+
+    /// Renders a conversation with further variables, which win over those of every rendering.
+    pub fn render_with(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        generate: bool,
+        variables: &Map<String, Json>,
+    ) -> Result<String, RenderError> {
+        self.try_render(messages, tools, generate, variables).map_err(|e| RenderError::Template {
             origin: self.origin.clone(),
             messages: messages.len(),
             reason: reason(&e),
         })
     }
 
-    fn try_render(&self, messages: &[Message], tools: &[ToolDef], generate: bool) -> Result<String, Error> {
+    fn try_render(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        generate: bool,
+        variables: &Map<String, Json>,
+    ) -> Result<String, Error> {
         let mut context = self.globals.clone();
+        context.extend(variables.clone());
         let messages = messages.iter().map(|m| message_json(m, self.arguments_as_text)).collect();
         context.insert("messages".into(), Json::Array(messages));
         let tools = if tools.is_empty() { Json::Null } else { tools.iter().map(tool_json).collect() };

@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod env;
 mod eval;
+mod inference;
 mod libraries;
 mod measure;
 mod plugin;

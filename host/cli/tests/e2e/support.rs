@@ -185,6 +185,16 @@ impl Running {
         });
     }
 
+    /// The rest of the line of standard output that begins with `text`, which must be there.
+    pub fn wait_for_line_after(mut self, text: &str) -> (Self, String) {
+        let rest = self.poll(text, |running| {
+            let output = running.read("stdout");
+            let (_, after) = output.split_once(text)?;
+            after.split_once('\n').map(|(line, _)| line.to_owned())
+        });
+        (self, rest)
+    }
+
     /// Sends a signal, for example `INT`.
     pub fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.child.id());

@@ -1,9 +1,10 @@
-//! Every key of `prl rl`, `prl sft` and `prl trainer`: type, default, limits and help, as prime-rl names them; keys of our own say so.
+//! Every key of `prl rl`, `prl sft`, `prl trainer` and `prl inference`: type, default, limits and help, as prime-rl names them; keys of our own say so.
 //!
 //! Owns the configuration structs. Must not know files, flags or how values are checked.
 
 mod common;
 mod environment;
+mod inference;
 mod orchestrator;
 mod rl;
 mod services;
@@ -15,11 +16,12 @@ pub use environment::{
     ElasticPool, EnvHost, EvalEnv, EvalSampling, Isolation, Pool, SamplingExtra, StaticPool, Timeout, TrainEnv,
     TrainSampling,
 };
+pub use inference::{InferenceConfig, InferenceModel, InferenceRun, ServedModel, Server};
 pub use orchestrator::{
     Algo, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorModel, Renderer,
     RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
 };
-pub use rl::{InferenceConfig, InferenceModel, RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
+pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
 pub use services::{Grant, LlmRole};
 pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{

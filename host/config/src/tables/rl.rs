@@ -1,6 +1,7 @@
-//! The root of `prl rl`, its shared sections, and `[inference]`.
+//! The root of `prl rl` and its shared sections.
 
-use super::common::{Device, Kernels, Log, LogLevel, Tokenizer};
+use super::common::{Device, Kernels, LogLevel, Tokenizer};
+use super::inference::InferenceConfig;
 use super::orchestrator::OrchestratorConfig;
 use super::trainer::{DEFAULT_MODEL, TrainerConfig};
 use crate::macros::section;
@@ -59,40 +60,6 @@ section! {
         offline: Option<bool> = Some(false);
     }
     unsupported ["log_extras"]
-}
-
-section! {
-    /// The model as the inference engine sees it.
-    pub struct InferenceModel {
-        /// Folder in Hugging Face's layout, or hub id.
-        name: String = DEFAULT_MODEL.to_string() => [Path];
-        /// Most tokens of a request, prompt included; none means what the model allows.
-        max_model_len: Option<usize> = None => [Min(1.0)];
-    }
-    unsupported [
-        "dtype", "enforce_eager", "trust_remote_code", "chat_template", "tool_call_parser", "reasoning_parser",
-        "rope_scaling", "vlm",
-    ]
-}
-
-section! {
-    /// The inference engine.
-    pub struct InferenceConfig {
-        /// The model.
-        model: InferenceModel = InferenceModel::default();
-        /// Most requests decoded together (not in prime-rl).
-        max_num_seqs: usize = 128 => [Min(1.0)];
-        /// Logging.
-        log: Log = Log::default();
-    }
-    unsupported [
-        "seed", "server", "parallel", "env_vars", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
-        "lora_target_modules", "enable_prefix_caching", "gpu_memory_utilization", "quantization", "api_server_count",
-        "data_parallel_size_local", "data_parallel_rpc_port", "enable_expert_parallel", "all2all_backend",
-        "enable_eplb", "enable_dbo", "use_deep_gemm", "weight_broadcast", "kv_cache_offload", "use_pd_kv_transfer",
-        "enable_return_routed_experts", "enable_fp32_lm_head", "enable_fp32_router_logits", "vllm_extra",
-        "deployment", "slurm", "output_dir", "dry_run", "vllm",
-    ]
 }
 
 section! {

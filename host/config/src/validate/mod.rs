@@ -2,10 +2,12 @@
 //!
 //! Owns those rules and their messages. Must not know where values are written: [`crate::loaded::Validator`] finds that.
 
+mod inference;
 mod rl;
 mod sft;
 mod trainer;
 
+pub(crate) use inference::inference;
 pub(crate) use rl::rl;
 pub(crate) use sft::sft;
 pub(crate) use trainer::trainer;

@@ -1,0 +1,115 @@
+//! The trainer's doors: pause, resume, new weights. Owns their bodies; what pausing and updating mean is the engine's
+//! business.
+
+use crate::app::{App, read};
+use crate::error::ApiError;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use prl_types::PolicyVersion;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Seconds that a pause lasts if nobody says otherwise.
+const LEASE: f64 = 600.0;
+/// Most seconds.
+const LONGEST_LEASE: f64 = 86_400.0;
+
+/// Stops sampling between two steps; sequences under way keep what they have. Answers once it has stopped.
+pub(crate) async fn pause(
+    State(app): State<Arc<App>>,
+    query: Result<Query<BTreeMap<String, String>>, QueryRejection>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Query(query) = query.map_err(|rejection| ApiError::bad(rejection.body_text()))?;
+    // vLLM has these two, and other ways to pause.
+    for (field, value) in &query {
+        let keeps = matches!((field.as_str(), value.as_str()), ("mode", "keep") | ("clear_cache", "false" | "False"));
+        if !keeps {
+            return Err(ApiError::unsupported(field, &format!("`{field}` = {value}")));
+        }
+    }
+    let mut fields = read(&headers, body, true)?;
+    fields.neutral("mode", &[json!("keep")])?;
+    fields.neutral("clear_cache", &[json!(false)])?;
+    let lease: f64 = fields.optional("lease_seconds", "a number")?.unwrap_or(LEASE);
+    fields.finish(&[])?;
+    if !(lease > 0.0 && lease <= LONGEST_LEASE) {
+        let message = format!("`lease_seconds` is {lease}; it must be above 0 and at most {LONGEST_LEASE}");
+        return Err(ApiError::field("lease_seconds", message));
+    }
+    app.engine.pause(true)?;
+    app.lease.set(app.engine.clone(), Duration::from_secs_f64(lease));
+    app.engine.ping().await?;
+    Ok(Json(json!({"status": "paused", "lease_seconds": lease})))
+}
+
+/// Goes on sampling.
+pub(crate) async fn resume(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    read(&headers, body, true)?.finish(&[])?;
+    app.engine.pause(false)?;
+    app.lease.clear();
+    app.engine.ping().await?;
+    Ok(Json(json!({"status": "resumed"})))
+}
+
+/// Samples from the weights in a folder from now on. Where they cannot be used, the old ones stay.
+pub(crate) async fn update_weights(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let mut fields = read(&headers, body, true)?;
+    let Some(dir) = fields.string("weight_dir")? else {
+        let message =
+            "`weight_dir` is missing; weights come from a folder, other ways are not supported by this server";
+        return Err(ApiError::field("weight_dir", message));
+    };
+    let version: Option<u64> = fields.optional("version", "a non-negative integer")?;
+    // Keys and values of old weights are never shared with new requests in any case.
+    fields.finish(&["reset_prefix_cache"])?;
+    if dir.is_empty() {
+        return Err(ApiError::field("weight_dir", "`weight_dir` is empty"));
+    }
+    // One at a time, so that versions count on and memory holds one further model at most.
+    let loading = app.clone();
+    let update = tokio::spawn(async move {
+        let _one = loading.updating.lock().await;
+        let weights = loading.weights.clone();
+        let load = tokio::task::spawn_blocking(move || weights.load(&PathBuf::from(dir)));
+        let loaded = load.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
+        let snapshot = loaded.map_err(|reason| ApiError::field("weight_dir", format!("`weight_dir`: {reason}")))?;
+        let version = PolicyVersion(version.unwrap_or_else(|| loading.engine.stats().version.0.saturating_add(1)));
+        loading.engine.update(snapshot, version)?;
+        loading.engine.ping().await?;
+        Ok::<_, ApiError>(version)
+    });
+    // On a task of its own: a caller who goes away in the middle leaves no lock and no half an update.
+    let version = update.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+    tracing::info!(target: "prl_server", "weights of policy {version} are in use");
+    Ok(Json(json!({"status": "updated", "version": version.0})))
+}
+
+/// Weights over NCCL.
+pub(crate) async fn init_broadcaster() -> ApiError {
+    absent("this server does not take weights over NCCL; write them to a folder and send its path to `/update_weights`")
+}
+
+/// Adapters.
+pub(crate) async fn lora() -> ApiError {
+    absent("this server has no LoRA adapters; send the path of merged weights to `/update_weights`")
+}
+
+fn absent(message: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_implemented")
+}

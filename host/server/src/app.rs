@@ -1,0 +1,169 @@
+//! What all doors share: the engine, the tokenizer and template, the counters, and how the server was set up. Owns ids and
+//! seeds of requests; must not know any door.
+
+use crate::clock;
+use crate::error::ApiError;
+use crate::fields::Fields;
+use crate::metrics::Metrics;
+use crate::pause::Lease;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode, header};
+use prl_inference::Handle;
+use prl_model::Snapshot;
+use prl_render::Renderer;
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Texts up to so many bytes are tokenised where the request is handled; longer ones must not hold up others.
+const SHORT: usize = 8 << 10;
+
+/// Where new weights come from.
+pub trait Weights: Send + Sync {
+    /// Loads the weights in a folder, ready to sample from. Called on a thread that may block.
+    ///
+    /// # Errors
+    /// Why they cannot be used, in words for whoever named the folder: nothing there, damaged, of another shape than the
+    /// model that is served.
+    fn load(&self, dir: &Path) -> Result<Arc<dyn Snapshot>, String>;
+}
+
+/// How the server is set up.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The name by which callers know the model.
+    pub model: String,
+    /// How long the engine may take to answer before it counts as unresponsive.
+    pub liveness_timeout: Duration,
+    /// What callers of public doors must show; `None` lets everybody in.
+    pub api_key: Option<String>,
+    /// What callers of the trainer's doors must show; `None` asks them for `api_key`.
+    pub admin_key: Option<String>,
+    /// The seeds of requests that bring none follow from it.
+    pub seed: u64,
+    /// Most bytes of a request's body.
+    pub body_limit: usize,
+    /// Whether only this machine's programs can reach the server: requests must then name it as this machine, which web
+    /// pages that a browser on this machine shows cannot.
+    pub loopback: bool,
+}
+
+/// What all doors share.
+pub(crate) struct App {
+    pub engine: Handle,
+    pub renderer: Arc<Renderer>,
+    pub weights: Arc<dyn Weights>,
+    pub options: Options,
+    pub metrics: Arc<Metrics>,
+    pub lease: Lease,
+    /// Held while weights are loaded.
+    pub updating: tokio::sync::Mutex<()>,
+    /// Seconds since 1970.
+    pub started: u64,
+    requests: AtomicU64,
+    seeds: AtomicU64,
+    names: RandomState,
+}
+
+impl App {
+    pub fn new(engine: Handle, renderer: Arc<Renderer>, weights: Arc<dyn Weights>, options: Options) -> Self {
+        App {
+            lease: Lease::default(),
+            engine,
+            renderer,
+            weights,
+            options,
+            metrics: Arc::new(Metrics::new()),
+            updating: tokio::sync::Mutex::default(),
+            started: clock::unix_seconds(),
+            requests: AtomicU64::new(0),
+            seeds: AtomicU64::new(0),
+            names: RandomState::new(),
+        }
+    }
+
+    /// The seed of a sequence that brings none: another for each, and the same ones after each start.
+    pub fn next_seed(&self) -> u64 {
+        // splitmix64, so that seeds that follow each other have nothing in common.
+        let count = self.seeds.fetch_add(1, Ordering::Relaxed);
+        let mut x = self.options.seed.wrapping_add(count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    /// The caller's own id of a request, from the body or the header, else a new one.
+    pub fn request_id(&self, headers: &HeaderMap, given: Option<String>) -> Result<String, ApiError> {
+        let header = headers.get("x-request-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
+        match given.or(header) {
+            Some(id) if id.len() > 256 => Err(ApiError::field("request_id", "`request_id` is longer than 256 bytes")),
+            Some(id) => Ok(id),
+            None => {
+                let count = self.requests.fetch_add(1, Ordering::Relaxed);
+                Ok(format!("{:016x}{:016x}", self.names.hash_one(count), self.names.hash_one((count, "second"))))
+            }
+        }
+    }
+
+    /// Checks the name of the model that a request asks for.
+    pub fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
+        match fields.string("model")? {
+            Some(name) if name != self.options.model => {
+                let message = format!("the model `{name}` does not exist; this server has `{}`", self.options.model);
+                Err(ApiError::new(StatusCode::NOT_FOUND, message).param("model").code("model_not_found"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs work on `bytes` of text, on another thread where it may take long.
+    pub async fn work<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&Renderer) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if bytes <= SHORT {
+            return work(&self.renderer);
+        }
+        let renderer = self.renderer.clone();
+        match tokio::task::spawn_blocking(move || work(&renderer)).await {
+            Ok(result) => result,
+            Err(error) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+        }
+    }
+}
+
+/// The fields of a request's body; `empty` says whether it may have none.
+pub(crate) fn read(headers: &HeaderMap, body: Result<Bytes, BytesRejection>, empty: bool) -> Result<Fields, ApiError> {
+    let body = body.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => {
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than this server takes")
+        }
+        _ => ApiError::bad(rejection.body_text()),
+    })?;
+    if body.is_empty() && empty {
+        return Fields::of(serde_json::json!({}));
+    }
+    // Browsers let no page of another origin send this type.
+    let json = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(|value| {
+        value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+    });
+    if !json {
+        return Err(ApiError::bad("the body must be JSON, and the header `content-type` must say `application/json`"));
+    }
+    let value = serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("the body is not valid JSON: {e}")))?;
+    Fields::of(value)
+}
+
+/// There is one engine: a request for another one is not for this server.
+pub(crate) fn check_rank(headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get("x-data-parallel-rank") {
+        Some(rank) if rank.as_bytes() != b"0" => {
+            Err(ApiError::bad("the header `X-data-parallel-rank` must be 0: this server has one engine"))
+        }
+        _ => Ok(()),
+    }
+}

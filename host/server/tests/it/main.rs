@@ -1,0 +1,11 @@
+//! The server's doors over a small real model, in one process. Owns what clients may rely on.
+
+mod access;
+mod admin;
+mod bench;
+mod chat;
+mod completions;
+mod generate;
+mod malformed;
+mod text;
+mod wire;
