@@ -83,7 +83,8 @@ async def main():
                             continue
                         for choice in json.loads(line[6:])["choices"]:
                             ids += choice["token_ids"]
-                            versions += choice["policy_versions"]
+                            for run in choice["policy_versions"]:
+                                versions += [run["version"]] * run["tokens"]
                         if leave is not None and len(ids) >= leave:
                             break
                 counts["tokens"] += len(ids)

@@ -10,9 +10,9 @@ use crate::machine;
 use crate::signals;
 use prl_config::{InferenceRun, Loaded, MatmulPrecision, TrainerModel};
 use prl_inference::{Engine, EngineConfig};
-use prl_model::{Decoder, Device, ModelConfig, Snapshot};
+use prl_model::{Adapter, Decoder, Device, ModelConfig, Snapshot};
 use prl_render::Renderer;
-use prl_server::{Options, Weights};
+use prl_server::{AdapterLimits, Options, Weights};
 use prl_types::PolicyVersion;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,6 +28,8 @@ const BODY_LIMIT: usize = 32 << 20;
 const GRACE: Duration = Duration::from_secs(5);
 /// Connections that wait to be taken.
 const BACKLOG: u32 = 1024;
+/// The largest rank of an adapter where nobody says otherwise.
+const LARGEST_RANK: usize = 512;
 /// Bytes for keys and values where memory cannot be read.
 const MODEST_CACHE: u64 = 4 << 30;
 /// Bytes of a GPU's memory that kernels work in.
@@ -75,6 +77,9 @@ async fn serve(loaded: &Loaded<InferenceRun>) -> Result<u8, Failure> {
         api_key,
         admin_key,
         seed: config.seed,
+        adapters: config
+            .enable_lora
+            .then(|| AdapterLimits { count: config.max_loras, rank: config.max_lora_rank.unwrap_or(LARGEST_RANK) }),
         body_limit: BODY_LIMIT,
         loopback,
     };
@@ -167,6 +172,12 @@ impl Parts {
             "Context {context} | {} sequences at a time | {:.1} GiB for keys and values",
             limits.max_batch, machine::gib(limits.cache_bytes as u64)
         );
+        if config.enable_lora && !snapshot.takes_adapters() {
+            return Err(Failure::input(
+                "`enable_lora = true` is not supported on a GPU yet, nor with `kernels = \"reference\"`: set `device = \"cpu\"`, \
+                 or leave it out",
+            ));
+        }
         let engine = Engine::start(snapshot, PolicyVersion(0), limits).map_err(Failure::input)?;
         let weights = Folders { compute: compute.settled(), shape, context };
         Ok(Parts { engine, renderer, weights })
@@ -236,5 +247,9 @@ impl Weights for Folders {
         let mut compute = self.compute.clone();
         let decoder = assets::decoder(dir, None, compute.home()).map_err(|failure| failure.text)?;
         snapshot(&mut compute, decoder, self.context).map_err(|failure| failure.text)
+    }
+
+    fn adapter(&self, dir: &Path) -> Result<Adapter, String> {
+        Adapter::load(dir, &self.shape).map_err(|e| e.to_string())
     }
 }

@@ -102,14 +102,7 @@ pub(crate) async fn update_weights(
 
 /// Weights over NCCL.
 pub(crate) async fn init_broadcaster() -> ApiError {
-    absent("this server does not take weights over NCCL; write them to a folder and send its path to `/update_weights`")
-}
-
-/// Adapters.
-pub(crate) async fn lora() -> ApiError {
-    absent("this server has no LoRA adapters; send the path of merged weights to `/update_weights`")
-}
-
-fn absent(message: &str) -> ApiError {
+    let message =
+        "this server does not take weights over NCCL; write them to a folder and send its path to `/update_weights`";
     ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_implemented")
 }

@@ -1,6 +1,7 @@
 //! What all doors share: the engine, the tokenizer and template, the counters, and how the server was set up. Owns ids and
 //! seeds of requests; must not know any door.
 
+use crate::adapters::{AdapterLimits, Adapters};
 use crate::clock;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -10,7 +11,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use prl_inference::Handle;
-use prl_model::Snapshot;
+use prl_model::{Adapter, Snapshot};
 use prl_render::Renderer;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
@@ -29,6 +30,12 @@ pub trait Weights: Send + Sync {
     /// Why they cannot be used, in words for whoever named the folder: nothing there, damaged, of another shape than the
     /// model that is served.
     fn load(&self, dir: &Path) -> Result<Arc<dyn Snapshot>, String>;
+
+    /// Loads the adapter in a folder. Called on a thread that may block.
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    fn adapter(&self, dir: &Path) -> Result<Adapter, String>;
 }
 
 /// How the server is set up.
@@ -44,6 +51,8 @@ pub struct Options {
     pub admin_key: Option<String>,
     /// The seeds of requests that bring none follow from it.
     pub seed: u64,
+    /// Whether adapters may be loaded, and which; only where the engine takes them.
+    pub adapters: Option<AdapterLimits>,
     /// Most bytes of a request's body.
     pub body_limit: usize,
     /// Whether only this machine's programs can reach the server: requests must then name it as this machine, which web
@@ -56,6 +65,7 @@ pub(crate) struct App {
     pub engine: Handle,
     pub renderer: Arc<Renderer>,
     pub weights: Arc<dyn Weights>,
+    pub adapters: Adapters,
     pub options: Options,
     pub metrics: Arc<Metrics>,
     pub lease: Lease,
@@ -75,6 +85,7 @@ impl App {
             engine,
             renderer,
             weights,
+            adapters: Adapters::default(),
             options,
             metrics: Arc::new(Metrics::new()),
             updating: tokio::sync::Mutex::default(),
@@ -108,14 +119,17 @@ impl App {
         }
     }
 
-    /// Checks the name of the model that a request asks for.
-    pub fn check_model(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        match fields.string("model")? {
-            Some(name) if name != self.options.model => {
-                let message = format!("the model `{name}` does not exist; this server has `{}`", self.options.model);
+    /// The model that a request asks for: its name, and the adapter if it is one's.
+    pub fn model(&self, fields: &mut Fields) -> Result<(String, Option<Arc<Adapter>>), ApiError> {
+        let own = &self.options.model;
+        let Some(name) = fields.string("model")?.filter(|name| name != own) else { return Ok((own.clone(), None)) };
+        match self.adapters.get(&name) {
+            Some(adapter) => Ok((name, Some(adapter))),
+            None => {
+                let others = self.adapters.names().iter().map(|name| format!(", `{name}`")).collect::<String>();
+                let message = format!("the model `{name}` does not exist; this server has `{own}`{others}");
                 Err(ApiError::new(StatusCode::NOT_FOUND, message).param("model").code("model_not_found"))
             }
-            _ => Ok(()),
         }
     }
 

@@ -6,7 +6,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::reason;
 use crate::sampling::{self, Sampling, Told};
-use crate::sequence::{Finished, Step, admitted, finish_all, submit};
+use crate::sequence::{Cached, Finished, Step, admitted, finish_all, submit};
 use crate::sse::{self, Form};
 use crate::stream_options::{StreamOptions, stream_options};
 use crate::wire::{self, Usage, Words};
@@ -106,7 +106,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     check_rank(&headers)?;
     let mut fields = read(&headers, body, false)?;
-    app.check_model(&mut fields)?;
+    let (model, adapter) = app.model(&mut fields)?;
     let conversation = Conversation::read(&mut fields)?;
     let calls = !conversation.tools.is_empty();
     let mut sampling = sampling::read(&mut fields, &app.renderer, app.engine.vocab_size())?;
@@ -116,7 +116,7 @@ pub(crate) async fn chat(
     let token_ids = fields.flag("return_token_ids", false)?;
     let words_as_ids = fields.flag("return_tokens_as_token_ids", false)?;
     let one_call = !fields.flag("parallel_tool_calls", true)?;
-    let salt = salt(&mut fields)?;
+    let cached = Cached { salt: salt(&mut fields)?, adapter };
     let given = fields.string("request_id")?;
     fields.neutral("response_format", &[json!({"type": "text"})])?;
     fields.neutral("modalities", &[json!(["text"])])?;
@@ -125,10 +125,10 @@ pub(crate) async fn chat(
 
     let prompt = conversation.prompt(&app).await?;
     let ids: Arc<[TokenId]> = prompt.ids.as_slice().into();
-    let mut sequences = submit(&app, &ids, &sampling, salt.as_ref(), false);
+    let mut sequences = submit(&app, &ids, &sampling, &cached, false);
     let shape = Shape {
         id: format!("chatcmpl-{}", app.request_id(&headers, given)?),
-        model: app.options.model.clone(),
+        model,
         created: clock::unix_seconds(),
         renderer: app.renderer.clone(),
         prompt,

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::reason;
 use crate::sampling::{self, MAX_SEQUENCES, Told};
-use crate::sequence::{Finished, Sequence, Step, admitted, finish_all, submit};
+use crate::sequence::{Cached, Finished, Sequence, Step, admitted, finish_all, submit};
 use crate::sse::{self, Form};
 use crate::stream_options::{StreamOptions, stream_options};
 use crate::wire::{self, TextLogprobs, Usage, Words};
@@ -54,7 +54,7 @@ pub(crate) async fn completions(
 ) -> Result<Response, ApiError> {
     check_rank(&headers)?;
     let mut fields = read(&headers, body, false)?;
-    app.check_model(&mut fields)?;
+    let (model, adapter) = app.model(&mut fields)?;
     let mut sampling = sampling::read(&mut fields, &app.renderer, app.engine.vocab_size())?;
     let streams = stream_options(&mut fields)?;
     let echo = fields.flag("echo", false)?;
@@ -68,7 +68,7 @@ pub(crate) async fn completions(
     let token_ids = fields.flag("return_token_ids", false)?;
     let words_as_ids = fields.flag("return_tokens_as_token_ids", false)?;
     let special = fields.flag("add_special_tokens", true)?;
-    let salt = salt(&mut fields)?;
+    let cached = Cached { salt: salt(&mut fields)?, adapter };
     let given = fields.string("request_id")?;
     fields.neutral("suffix", &[json!("")])?;
     fields.neutral("response_format", &[json!({"type": "text"})])?;
@@ -82,10 +82,10 @@ pub(crate) async fn completions(
 
     let each = streams.is_some();
     let mut sequences: Vec<Sequence> =
-        prompts.iter().flat_map(|p| submit(&app, &p.ids, &sampling, salt.as_ref(), each)).collect();
+        prompts.iter().flat_map(|p| submit(&app, &p.ids, &sampling, &cached, each)).collect();
     let shape = Shape {
         id: format!("cmpl-{}", app.request_id(&headers, given)?),
-        model: app.options.model.clone(),
+        model,
         created: clock::unix_seconds(),
         renderer: app.renderer.clone(),
         prompts,

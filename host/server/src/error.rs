@@ -91,6 +91,7 @@ impl From<InferenceError> for ApiError {
             .code("context_length_exceeded"),
             InferenceError::EmptyPrompt => Self::field("prompt", message),
             InferenceError::UnknownToken { .. } => Self::field("prompt", message),
+            InferenceError::NoAdapters => Self::field("model", message),
             InferenceError::InvalidSampling { name, .. } => Self::field(name, message),
             InferenceError::Busy { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code("engine_busy"),
             InferenceError::CacheFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code("cache_full"),

@@ -7,7 +7,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::reason;
 use crate::sampling::{self, Told};
-use crate::sequence::{Finished, Step, admitted, finish_all, submit};
+use crate::sequence::{Cached, Finished, Step, admitted, finish_all, submit};
 use crate::sse::{self, Form};
 use crate::stream_options::{StreamOptions, stream_options};
 use crate::wire::{self, Usage, Words};
@@ -40,11 +40,11 @@ pub(crate) async fn generate(
 ) -> Result<Response, ApiError> {
     check_rank(&headers)?;
     let mut fields = read(&headers, body, false)?;
-    app.check_model(&mut fields)?;
+    let (_, adapter) = app.model(&mut fields)?;
     let ids: Vec<TokenId> = fields.required("token_ids", "a list of token ids")?;
     let params = fields.value("sampling_params").unwrap_or_else(|| json!({}));
     let streams = stream_options(&mut fields)?;
-    let salt = salt(&mut fields)?;
+    let cached = Cached { salt: salt(&mut fields)?, adapter };
     let given = fields.string("request_id")?;
     fields.neutral("features", &[json!({}), json!([])])?;
     fields.neutral("kv_transfer_params", &[json!({})])?;
@@ -72,7 +72,7 @@ pub(crate) async fn generate(
         named_stops: sampling.named_stops.clone(),
     };
     let prompt: Arc<[TokenId]> = ids.into();
-    let mut sequences = submit(&app, &prompt, &sampling, salt.as_ref(), false);
+    let mut sequences = submit(&app, &prompt, &sampling, &cached, false);
     if let Some(options) = streams {
         admitted(&mut sequences).await?;
         let usage = Usage { prompt: shape.prompt_tokens, ..Usage::default() };

@@ -5,6 +5,7 @@
 //! [`Handle`] is).
 
 mod access;
+mod adapters;
 mod admin;
 mod app;
 mod chat;
@@ -26,6 +27,7 @@ mod text;
 mod tokens;
 mod wire;
 
+pub use adapters::AdapterLimits;
 pub use app::{Options, Weights};
 pub use serve::serve;
 
@@ -57,10 +59,10 @@ pub fn router(engine: Handle, renderer: Arc<Renderer>, weights: Arc<dyn Weights>
         .route("/resume", post(admin::resume))
         .route("/update_weights", post(admin::update_weights))
         .route("/init_broadcaster", post(admin::init_broadcaster))
-        .route("/load_lora_adapter", post(admin::lora))
-        .route("/unload_lora_adapter", post(admin::lora))
-        .route("/v1/load_lora_adapter", post(admin::lora))
-        .route("/v1/unload_lora_adapter", post(admin::lora))
+        .route("/load_lora_adapter", post(adapters::load))
+        .route("/unload_lora_adapter", post(adapters::unload))
+        .route("/v1/load_lora_adapter", post(adapters::load))
+        .route("/v1/unload_lora_adapter", post(adapters::unload))
         .route_layer(from_fn_with_state(app.clone(), access::admin));
     let probes = Router::new()
         .route("/health", get(probes::health))

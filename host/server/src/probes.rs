@@ -39,11 +39,16 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
-/// The one model there is.
+/// The model and its adapters.
 pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let name = &app.options.model;
-    Json(json!({"object": "list", "data": [{
-        "id": name, "object": "model", "created": app.started, "owned_by": "prl", "root": name, "parent": null,
-        "max_model_len": app.engine.max_model_len(),
-    }]}))
+    let own = &app.options.model;
+    let card = |name: &str, parent: Option<&str>| {
+        json!({
+            "id": name, "object": "model", "created": app.started, "owned_by": "prl", "root": own, "parent": parent,
+            "max_model_len": app.engine.max_model_len(),
+        })
+    };
+    let adapters = app.adapters.names();
+    let all = std::iter::once(card(own, None)).chain(adapters.iter().map(|name| card(name, Some(own))));
+    Json(json!({"object": "list", "data": all.collect::<Vec<_>>()}))
 }

@@ -9,6 +9,7 @@ use crate::text::{Text, TextRules};
 use axum::http::StatusCode;
 use futures::future::join_all;
 use prl_inference::{Drawn, Event, Events, PromptDone, Request};
+use prl_model::Adapter;
 use prl_render::RenderError;
 use prl_types::{FinishReason, TokenId};
 use std::sync::Arc;
@@ -47,12 +48,19 @@ pub(crate) struct Finished {
     pub end: Option<FinishReason>,
 }
 
+/// What keys and values of a request depend on besides its tokens.
+pub(crate) struct Cached {
+    /// They are shared with requests of the same salt only.
+    pub salt: Option<Arc<str>>,
+    pub adapter: Option<Arc<Adapter>>,
+}
+
 /// Queues a prompt's sequences. Log-probabilities of the prompt are computed for the first one, or for each.
 pub(crate) fn submit(
     app: &App,
     prompt: &Arc<[TokenId]>,
     sampling: &Sampling,
-    salt: Option<&Arc<str>>,
+    cached: &Cached,
     each_scores: bool,
 ) -> Vec<Sequence> {
     let rules = Arc::new(TextRules {
@@ -67,7 +75,8 @@ pub(crate) fn submit(
         let decoding = rules.clone();
         let mut request = Request::new(prompt.clone(), sampling.params.clone(), seed);
         request.shared = sampling.n > 1;
-        request.cache_salt = salt.cloned();
+        request.cache_salt.clone_from(&cached.salt);
+        request.adapter.clone_from(&cached.adapter);
         request.decode = Some(Arc::new(move |ids: &[TokenId]| decoding.decode(ids)));
         if i > 0 && !each_scores {
             request.sampling.prompt_logprobs = None;

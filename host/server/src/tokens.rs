@@ -21,7 +21,7 @@ pub(crate) async fn tokenize(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let mut fields = read(&headers, body, false)?;
-    app.check_model(&mut fields)?;
+    app.model(&mut fields)?;
     let strings = fields.flag("return_token_strs", false)?;
     let ids = match fields.string("prompt")? {
         Some(text) => {
@@ -50,7 +50,7 @@ pub(crate) async fn detokenize(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let mut fields = read(&headers, body, false)?;
-    app.check_model(&mut fields)?;
+    app.model(&mut fields)?;
     let ids: Vec<TokenId> = fields.required("tokens", "a list of token ids")?;
     fields.finish(HARMLESS)?;
     let vocab = app.engine.vocab_size();

@@ -73,8 +73,7 @@ macro_rules! inference_section {
                 log: Log = Log::default();
             }
             unsupported [
-                "parallel", "env_vars", "enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank",
-                "lora_target_modules", "quantization", "api_server_count", "data_parallel_size_local",
+                "parallel", "env_vars", "max_cpu_loras", "lora_target_modules", "quantization", "api_server_count", "data_parallel_size_local",
                 "data_parallel_rpc_port", "enable_expert_parallel", "all2all_backend", "enable_eplb", "enable_dbo",
                 "use_deep_gemm", "weight_broadcast", "kv_cache_offload", "use_pd_kv_transfer",
                 "enable_return_routed_experts", "enable_fp32_lm_head", "enable_fp32_router_logits", "vllm_extra",
@@ -90,7 +89,9 @@ inference_section! {
         /// The model.
         model: InferenceModel = InferenceModel::default();
     }
-    unsupported ["seed", "server", "gpu_memory_utilization", "output_dir", "dry_run"]
+    unsupported [
+        "seed", "server", "gpu_memory_utilization", "output_dir", "dry_run", "enable_lora", "max_loras", "max_lora_rank"
+    ]
 }
 
 inference_section! {
@@ -116,6 +117,12 @@ inference_section! {
         server: Server = Server::default();
         /// Most requests that wait; further ones are refused with status 503 (not in prime-rl).
         max_waiting: usize = 4096 => [Min(1.0)];
+        /// Whether LoRA adapters may be loaded; on the CPU.
+        enable_lora: bool = false;
+        /// Most adapters that are loaded at a time.
+        max_loras: usize = 8 => [Min(1.0)];
+        /// Largest rank of an adapter; none means 512.
+        max_lora_rank: Option<usize> = None => [Min(1.0)];
         /// Part of a GPU's memory that model, keys and values may take; `kv_cache_gb` wins.
         gpu_memory_utilization: f64 = 0.9 => [Above(0.0), Max(1.0)];
     }

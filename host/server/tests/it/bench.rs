@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use prl_inference::{Engine, EngineConfig, Handle};
 use prl_kernels::Meter;
-use prl_model::{Answer, Cache, Decoder, Device, Extend, Kernels, ModelConfig, ModelError, Snapshot, Want};
+use prl_model::{Adapter, Answer, Cache, Decoder, Device, Extend, Kernels, ModelConfig, ModelError, Snapshot, Want};
 use prl_render::{Renderer, RendererOptions};
 use prl_server::{Options, Weights};
 use prl_types::{PolicyVersion, TokenId};
@@ -54,6 +54,10 @@ impl Snapshot for Scripted {
         self.inner.new_cache(meter)
     }
 
+    fn takes_adapters(&self) -> bool {
+        self.inner.takes_adapters()
+    }
+
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
         std::thread::sleep(*self.slow.lock().unwrap());
         let wants = batch.iter().filter(|w| w.want != Want::Nothing);
@@ -95,6 +99,10 @@ impl Weights for Folders {
         let decoder = Decoder::load_hf(dir, &Device::Cpu.open().unwrap()).map_err(|e| e.to_string())?;
         decoder.snapshot(Kernels::Fast).map_err(|e| e.to_string())
     }
+
+    fn adapter(&self, dir: &Path) -> Result<Adapter, String> {
+        Adapter::load(dir, DECODER.config()).map_err(|e| e.to_string())
+    }
 }
 
 pub struct Bench {
@@ -115,6 +123,7 @@ pub fn options() -> Options {
         api_key: None,
         admin_key: None,
         seed: 0,
+        adapters: None,
         body_limit: 32 << 20,
         loopback: false,
     }
