@@ -60,9 +60,12 @@ class Folders(unittest.TestCase):
             self.assertIn(words, self.refused(self.root / "set"))
 
     def test_names_of_other_modules_are_refused(self):
-        for file in ("random/random.py", "environment/environment.py", "queue.py", "My.py", "prl_env_x.py"):
+        for file in ("random/random.py", "environment/environment.py", "queue.py", "My.py", "prl_env_x.py", "test.py", "x_test.py"):
             self.assertIn(f"{Path(file).name}: `{Path(file).stem}` cannot be", self.refused(self.write(file)))
         self.assertIn("`random` cannot be the name of an environment", self.refused(self.root / "random"))
+        for name in ("test", "test-x"):
+            self.write(f"{name}/{name.replace('-', '_')}.py")
+            self.assertIn("nor like a test's", self.refused(self.root / name))
         for file in ("json.py", "json/__init__.py"):
             with self.subTest(file):
                 self.write("mine/mine.py")
@@ -161,6 +164,11 @@ class Folders(unittest.TestCase):
             (new.main, ["os"], "cannot be the name"),
             (new.main, ["My"], "cannot be the name"),
             (new.main, ["a-"], "cannot be the name"),
+            (new.main, ["test"], "nor like a test's (`test`, `test_x`, `x_test`, `conftest`)"),
+            (new.main, ["test-x"], "nor like a test's"),
+            (new.main, ["a" * 300], "…` cannot be the name of an environment: it must be of"),
+            (check.main, ["a" * 300], "there is no such file"),
+            (build.main, [self.write(f"{'a' * 65}.py")], "at most 64 characters"),
             (new.main, [], "the following arguments are required: name; see python -m prl_env.new --help"),
             (check.main, [good, "--tasks", "x"], "invalid int value: 'x'; see python -m prl_env.check --help"),
             (new.main, ["x", self.root], "is there already"),

@@ -7,7 +7,8 @@ import ast
 import fnmatch
 from pathlib import Path
 
-from .project import SERVICES, BadProject, Project, is_test
+from .names import is_test
+from .project import SERVICES, BadProject, Project
 
 # What a folder holds beside the environment.
 _LEFT_OUT = (

@@ -17,7 +17,8 @@ from typing import Any
 
 from .contents import goes_in
 from .guest.modules import prl_env_sandbox
-from .project import Project, is_test
+from .names import is_test
+from .project import Project
 
 _PACKAGE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _STANDARD = tuple(
