@@ -136,7 +136,9 @@ class Folders(unittest.TestCase):
         for script, said in (
             ("printf 'importing it' > $glue/prl_env_stage; exec sleep 60", "importing it took more than 0.3 s; `python"),
             ("exec sleep 60", "preparing it took more than 0.3 s"),
-            (f"{trace} echo \"ModuleNotFoundError: No module named 'numpy'\"; exit 1", "name its package in `packages`"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named 'attrs'\"; exit 1", "name its package in `packages`"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named 'numpy'\"; exit 1", "holds or needs machine code"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named '_ssl'\"; exit 1", "use `prl_env.http.fetch` instead"),
             (
                 f"{trace} echo \"FileNotFoundError: [Errno 44] No such file or directory: 'x.txt'\"; exit 1",
                 'write `Path(__file__).parent / "x.txt"`',
@@ -158,6 +160,8 @@ class Folders(unittest.TestCase):
             "ok/ok.py", "import prl_env as prl\nenv = prl.Environment(dataset=['q'], rubric=prl.Rubric([len]))\n"
         )
         lacks = self.write("lacks/lacks.py", "import not_here\n")
+        astray = self.write("astray/astray.py", good.read_text()).parent
+        self.write("astray/pyproject.toml", '[tool.prl-env]\nmodules = ["no_such"]\n')
         bad = self.write("bad/bad.py", "import prl_env\n1 / 0\n")
         for main, words, said in (
             (new.main, ["import"], "cannot be the name"),
@@ -177,6 +181,7 @@ class Folders(unittest.TestCase):
             (check.main, [good, "--args", '{"x": 1}'], "unknown argument `x`; there are none"),
             (check.main, [bad], f"ZeroDivisionError: division by zero ({bad}:2)"),
             (check.main, [lacks], "No module named 'not_here'; pip install it here"),
+            (check.main, [astray], f'{astray}/pyproject.toml: [tool.prl-env]: `modules` has "no_such"'),
             (check.main, [good, "--tasks", "0"], "--tasks: 0 is not above 0"),
             (build.main, [good, "--timeout", "0"], "--timeout: 0.0 is not above 0"),
             (build.main, [self.root / "none"], "no such file"),

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .absent import advice
 from .console import Words, failing, one_line, where
-from .project import BadProject
+from .project import BadProject, find
 from .testing import Harness, Refused, Services
 from .watch import Hung
 
@@ -59,9 +60,13 @@ def _harness(env: str, *rest: Any) -> Harness:
     try:
         return Harness(env, *rest)
     except ModuleNotFoundError as error:
-        raise BadProject(
-            f"{error}; pip install it here as well, to check natively what `packages` takes into the component{where(error)}"
-        ) from None
+        # What is refused because no component has it comes with its own words, and without a name.
+        told = ""
+        if error.name:
+            stand_in = error.name in find(env).settings.stand_ins
+            told = "" if stand_in else advice(error.name) or ""
+            told = "; " + (told or "pip install it here as well, to check natively what goes into the component")
+        raise BadProject(f"{error}{told}{where(error)}") from None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -180,7 +180,13 @@ def load(given: Any) -> ModuleType:
             del sys.modules[project.module]
         module = importlib.import_module(project.module)
         for name in project.settings.modules:
-            importlib.import_module(name)
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                raise BadProject(
+                    f'{project.root / "pyproject.toml"}: [{_TABLE}]: `modules` has "{name}": {error}; correct it, or pip '
+                    "install its package here as well, to check natively what goes into the component"
+                ) from None
         return module
     finally:
         sys.path.remove(str(project.root))
