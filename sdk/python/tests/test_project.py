@@ -178,6 +178,8 @@ class Folders(unittest.TestCase):
             (new.main, ["x", self.root], "is there already"),
             (check.main, [self.root / "none"], "no such file"),
             (check.main, [good, "--args", "{"], "--args: "),
+            (check.main, [good, "--args", "[]"], "--args: [] is no JSON object"),
+            (check.main, [good, "--services", "test_ok.py"], "test_ok.py: write it as FILE.py:NAME"),
             (check.main, [good, "--args", '{"x": 1}'], "unknown argument `x`; there are none"),
             (check.main, [bad], f"ZeroDivisionError: division by zero ({bad}:2)"),
             (check.main, [lacks], "No module named 'not_here'; pip install it here"),

@@ -40,6 +40,8 @@ def _example(harness: Harness) -> None:
 def _services(given: str) -> Services:
     """The stand-in of that name in a file of Python. Raises `BadProject`."""
     file, _, name = given.rpartition(":")
+    if not file:
+        raise BadProject(f"--services: {given}: write it as FILE.py:NAME, such as test_env.py:SERVICES")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file) if Path(file).is_file() else None
     if spec is None or spec.loader is None:
         raise BadProject(f"--services: {given}: there is no such file; write it as test_env.py:SERVICES")
@@ -84,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
             args: Any = json.loads(given.args)
         except ValueError as error:
             raise BadProject(f"--args: {error}") from None
+        if not isinstance(args, dict):
+            raise BadProject(f"--args: {one_line(given.args, 80)} is no JSON object; write it as '{{\"name\": 1}}'")
         if given.tasks < 1:
             raise BadProject(f"--tasks: {given.tasks} is not above 0")
         if not given.call_timeout > 0:

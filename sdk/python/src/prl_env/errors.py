@@ -81,6 +81,12 @@ CODES: dict[str, type[EnvError]] = {
 }
 
 
+def kind_of(value: object) -> str:
+    """The type of a value in a message: `an int`, `a list`, `None`."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def error(code: str, message: str, retryable: bool) -> EnvError:
     """The exception for an error that came with this code."""
     return CODES.get(code, EnvError)(message, retryable=retryable)
