@@ -3,6 +3,9 @@
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -122,6 +125,17 @@ class Folders(unittest.TestCase):
         code, out, err = self.run_quietly(check.main, folder, "--args", '{"words": 2}', "--tasks", 2)
         self.assertEqual((code, err), (0, ""))
         self.assertTrue(out.splitlines()[-1].startswith("ok: "))
+
+    def test_a_file_like_one_of_pythons_is_named_at_once(self):
+        folder = self.root / "my-env"
+        new.new("my-env", folder)
+        env = {**os.environ, "PYTHONPATH": str(Path(project.__file__).parent.parent)}
+        for name, told in (("json.py", True), ("csv/__init__.py", True), ("notes.py", False)):
+            beside = self.write(f"my-env/{name}")
+            done = subprocess.run([sys.executable, str(folder / "test_my_env.py")], capture_output=True, text=True, env=env)
+            line = f"error: {beside}: Python would import it in place of its own module of this name; rename the file\n"
+            self.assertEqual((done.returncode, done.stderr), (2, line) if told else (0, ""))
+            beside.unlink()
 
     def fake(self, script):
         """A componentize-py that does this; `$glue` is the folder with the modules around the environment's."""
