@@ -155,6 +155,9 @@ class Watched(unittest.TestCase):
         self.write("from prl_env.testing import Services\nJUDGE = Services(llm=lambda request: 'yes')\n", given.name)
         self.assertEqual(self.check("--services", f"{given}:JUDGE"), (0, ""))
         self.assertRegex(self.check("--services", f"{given}:NONE")[1], "holds no prl_env.testing.Services `NONE`")
+        self.write(asks.format(', roles=["grader"]'))
+        said = r"no model has the role `judge`; there are `grader`: name it in the environment's `roles` \(.*watched.py:5\)"
+        self.assertRegex(self.check("--services", f"{given}:JUDGE")[1], said)
         self.assertFalse(Harness(self.root).info.deterministic)
         self.write("import prl_env as prl\nenv = prl.SingleTurnEnv(dataset=['q'])\nenv.reward(lambda text: prl.http and 0)\n")
         self.assertFalse(Harness(self.root).info.deterministic)
