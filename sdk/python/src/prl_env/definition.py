@@ -86,4 +86,8 @@ def find(module: ModuleType) -> Definition:
     (environment,) = found.values()
     kind = environment.args_type
     fields = [] if kind is None else schema.fields_of(kind)
-    return Definition(fields, lambda given: named(environment).bound(None if kind is None else kind(**given)), environment.place)
+
+    def bound(given: dict[str, Any]) -> Environment:
+        return named(environment).bound(None if kind is None else kind(**given))
+
+    return Definition(fields, bound, environment.place)

@@ -1,4 +1,5 @@
-"""What an environment may be called. Owns the one rule for its name and its module's; must not know where they stand."""
+"""What an environment may be called. Owns the one rule for its name and its module's; must not know where they
+stand."""
 
 from __future__ import annotations
 
