@@ -332,7 +332,7 @@ class Tasks(unittest.TestCase):
     def test_bad_rows_and_environments_are_named(self):
         reward = prl.Rubric([len], [1])
         for row, words in (
-            (5, "row 0 of `train` is a int"),
+            (5, "row 0 of `train` is an int"),
             ({"answer": 1}, r"row 0 of `train` has no `prompt` \(messages\) and no `question` .*: it has `answer`"),
             ({"question": None}, "row 0 of `train` has no `prompt`"),
             ({"prompt": [None]}, "the prompt of row 0 of `train`: a list of messages holds None"),
@@ -343,17 +343,30 @@ class Tasks(unittest.TestCase):
         ):
             with self.subTest(words), self.assertRaisesRegex(prl.EnvError, words):
                 harness(prl.Environment(dataset=[row], rubric=reward, system_prompt="s")).task()
+        with self.assertRaisesRegex(prl.EnvError, r"the weight of `len` is '2'; it must be a number"):
+            prl.Rubric([len], ["2"])
+        with self.assertRaisesRegex(prl.InvalidTask, r"no split `trian`; there are `train` \(.*test_environments.py:\d+\)"):
+            harness(prl.Environment(dataset=["q"], rubric=reward)).task("trian")
         late = prl.Environment(dataset=[*["q"] * 20, {"answer": 1}], rubric=prl.Rubric([lambda text: 0]))
         with self.assertRaisesRegex(prl.EnvError, "row 20 of `train` has no `prompt`"):
             harness(late).conforms(1)
         for parts, words in (
             ({}, "holds no Environment"),
             ({"a": prl.Environment(dataset=["q"]), "b": prl.Environment(dataset=["q"])}, "holds 2 Environment"),
-            ({"a": prl.Environment(dataset=["q"])}, "there is no reward"),
-            ({"a": prl.Environment(rubric=reward)}, "there are no tasks"),
+            ({"a": prl.Environment(dataset=["q"])}, r"there is no reward.*test_environments.py:\d+\)"),
+            ({"a": prl.Environment(rubric=reward)}, r"there are no tasks.*test_environments.py:\d+\)"),
+            (
+                {"a": prl.Environment(dataset=["q"], rubric=prl.Rubric([lambda text: 0], [float("nan")]))},
+                r"the weight of `<lambda>` is nan.*test_environments.py:\d+\)",
+            ),
+            (
+                {"a": prl.Environment("Caps Env", dataset=["q"], rubric=reward)},
+                r"`Caps Env` cannot be the name of an environment: .*test_environments.py:\d+\)",
+            ),
             ({"a": prl.Environment(dataset=["q"], rubric=[reward, prl.Rubric([len])])}, "`len` is there twice"),
-            ({"load_environment": lambda x: None}, "`x` has no default"),
-            ({"load_environment": lambda: None}, "gave a NoneType"),
+            ({"load_environment": lambda x: None}, r"`x` has no default.*test_environments.py:\d+\)"),
+            ({"load_environment": lambda: None}, r"gave None, no Environment \(.*test_environments.py:\d+\)"),
+            ({"load_environment": lambda: 1}, "gave an int, no Environment"),
         ):
             with self.subTest(words), self.assertRaisesRegex(prl.EnvError, words):
                 Harness(module(**parts))

@@ -3,6 +3,9 @@
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -60,9 +63,12 @@ class Folders(unittest.TestCase):
             self.assertIn(words, self.refused(self.root / "set"))
 
     def test_names_of_other_modules_are_refused(self):
-        for file in ("random/random.py", "environment/environment.py", "queue.py", "My.py", "prl_env_x.py"):
+        for file in ("random/random.py", "environment/environment.py", "queue.py", "My.py", "prl_env_x.py", "test.py", "x_test.py"):
             self.assertIn(f"{Path(file).name}: `{Path(file).stem}` cannot be", self.refused(self.write(file)))
         self.assertIn("`random` cannot be the name of an environment", self.refused(self.root / "random"))
+        for name in ("test", "test-x"):
+            self.write(f"{name}/{name.replace('-', '_')}.py")
+            self.assertIn("nor like a test's", self.refused(self.root / name))
         for file in ("json.py", "json/__init__.py"):
             with self.subTest(file):
                 self.write("mine/mine.py")
@@ -120,6 +126,17 @@ class Folders(unittest.TestCase):
         self.assertEqual((code, err), (0, ""))
         self.assertTrue(out.splitlines()[-1].startswith("ok: "))
 
+    def test_a_file_like_one_of_pythons_is_named_at_once(self):
+        folder = self.root / "my-env"
+        new.new("my-env", folder)
+        env = {**os.environ, "PYTHONPATH": str(Path(project.__file__).parent.parent)}
+        for name, told in (("json.py", True), ("csv/__init__.py", True), ("notes.py", False)):
+            beside = self.write(f"my-env/{name}")
+            done = subprocess.run([sys.executable, str(folder / "test_my_env.py")], capture_output=True, text=True, env=env)
+            line = f"error: {beside}: Python would import it in place of its own module of this name; rename the file\n"
+            self.assertEqual((done.returncode, done.stderr), (2, line) if told else (0, ""))
+            beside.unlink()
+
     def fake(self, script):
         """A componentize-py that does this; `$glue` is the folder with the modules around the environment's."""
         lines = ["#!/bin/sh", 'for word; do case "$word" in */glue) glue="$word";; *out.wasm) out="$word";; esac; done', script]
@@ -133,7 +150,9 @@ class Folders(unittest.TestCase):
         for script, said in (
             ("printf 'importing it' > $glue/prl_env_stage; exec sleep 60", "importing it took more than 0.3 s; `python"),
             ("exec sleep 60", "preparing it took more than 0.3 s"),
-            (f"{trace} echo \"ModuleNotFoundError: No module named 'numpy'\"; exit 1", "name its package in `packages`"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named 'attrs'\"; exit 1", "name its package in `packages`"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named 'numpy'\"; exit 1", "holds or needs machine code"),
+            (f"{trace} echo \"ModuleNotFoundError: No module named '_ssl'\"; exit 1", "use `prl_env.http.fetch` instead"),
             (
                 f"{trace} echo \"FileNotFoundError: [Errno 44] No such file or directory: 'x.txt'\"; exit 1",
                 'write `Path(__file__).parent / "x.txt"`',
@@ -155,20 +174,30 @@ class Folders(unittest.TestCase):
             "ok/ok.py", "import prl_env as prl\nenv = prl.Environment(dataset=['q'], rubric=prl.Rubric([len]))\n"
         )
         lacks = self.write("lacks/lacks.py", "import not_here\n")
+        astray = self.write("astray/astray.py", good.read_text()).parent
+        self.write("astray/pyproject.toml", '[tool.prl-env]\nmodules = ["no_such"]\n')
         bad = self.write("bad/bad.py", "import prl_env\n1 / 0\n")
         for main, words, said in (
             (new.main, ["import"], "cannot be the name"),
             (new.main, ["os"], "cannot be the name"),
             (new.main, ["My"], "cannot be the name"),
             (new.main, ["a-"], "cannot be the name"),
+            (new.main, ["test"], "nor like a test's (`test`, `test_x`, `x_test`, `conftest`)"),
+            (new.main, ["test-x"], "nor like a test's"),
+            (new.main, ["a" * 300], "…` cannot be the name of an environment: it must be of"),
+            (check.main, ["a" * 300], "there is no such file"),
+            (build.main, [self.write(f"{'a' * 65}.py")], "at most 64 characters"),
             (new.main, [], "the following arguments are required: name; see python -m prl_env.new --help"),
             (check.main, [good, "--tasks", "x"], "invalid int value: 'x'; see python -m prl_env.check --help"),
             (new.main, ["x", self.root], "is there already"),
             (check.main, [self.root / "none"], "no such file"),
             (check.main, [good, "--args", "{"], "--args: "),
+            (check.main, [good, "--args", "[]"], "--args: [] is no JSON object"),
+            (check.main, [good, "--services", "test_ok.py"], "test_ok.py: write it as FILE.py:NAME"),
             (check.main, [good, "--args", '{"x": 1}'], "unknown argument `x`; there are none"),
             (check.main, [bad], f"ZeroDivisionError: division by zero ({bad}:2)"),
             (check.main, [lacks], "No module named 'not_here'; pip install it here"),
+            (check.main, [astray], f'{astray}/pyproject.toml: [tool.prl-env]: `modules` has "no_such"'),
             (check.main, [good, "--tasks", "0"], "--tasks: 0 is not above 0"),
             (build.main, [good, "--timeout", "0"], "--timeout: 0.0 is not above 0"),
             (build.main, [self.root / "none"], "no such file"),

@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 
 import prl_env as prl
-from prl_env import check
+from prl_env import check, contents
 from prl_env.testing import Harness, Refused
 from prl_env.watch import Hung
 
@@ -76,6 +76,9 @@ class Watched(unittest.TestCase):
             ("import this_is_nowhere", r"`this_is_nowhere` is imported late, .*watched.py:7, in `right`\)"),
             ("import socket\nsocket.create_connection(('127.0.0.1', 1))", "a component has no network; use `prl_env.http"),
             ("import subprocess\nsubprocess.run(['true'])", "a component has no processes"),
+            ("import threading\nthreading.Thread(target=print).start()", "a component has no threads; .*watched.py:8"),
+            ("import _thread\n_thread.start_new_thread(print, ())", "a component has no threads"),
+            ("import importlib\nimportlib.import_module('mailbox')", "`mailbox` is imported late"),
         ):
             inner = "".join(f"    {line}\n" for line in body.splitlines())
             harness = Harness(self.reward(f"try:\n{inner}except Exception:\n    pass"))
@@ -86,6 +89,33 @@ class Watched(unittest.TestCase):
         self.reward("import wave")
         (self.root / "pyproject.toml").write_text('[tool.prl-env]\nmodules = ["wave"]\n')
         self.assertEqual(Harness(self.root).conforms(1), 11)
+
+    def test_what_the_sandbox_lacks_is_not_there(self):
+        for line, words in (
+            ("import ssl", "No module named 'ssl'; the sandbox has no module `ssl`: .* use `prl_env.http.fetch` instead"),
+            ("from ctypes import c_long", "calls no other machine code"),
+            ("import distutils.util", "is 3.14, which no longer has it"),
+            ("import lzma", "or use `zlib`"),
+        ):
+            self.write(f"{line}\n{HEAD}env.reward(lambda text: 0.0)\n")
+            code, err = self.check()
+            self.assertEqual((code, err.count("\n")), (2, 1), err)
+            self.assertRegex(err, f"^error: .*{words}.*watched.py:1\\)$")
+        self.write(f"try:\n    import ssl\nexcept ImportError:\n    ssl = None\n{HEAD}env.reward(lambda text: ssl is not None)\n")
+        self.assertEqual(self.check(), (0, ""))
+        self.write(f"import fcntl\n{HEAD}env.reward(lambda text: 0.0)\n")
+        (self.root / "pyproject.toml").write_text('[tool.prl-env]\nstand_ins = ["fcntl"]\n')
+        self.assertEqual(self.check(), (0, ""))
+
+    def test_modules_of_python_that_are_named_may_come_late(self):
+        self.reward("import colorsys\nfrom xml.dom import pulldom\ncolorsys.rgb_to_hsv(0, 0, 0)")
+        self.assertEqual(Harness(self.root).conforms(1), 11)
+        named = contents.standard_modules([self.root / "watched.py"])
+        self.assertEqual(named, ["colorsys", "pathlib", "pathlib.Path", "xml.dom", "xml.dom.pulldom"])
+
+    def test_sleeping_takes_no_time(self):
+        self.write(f"from time import sleep\nimport time\n{HEAD}@env.reward\ndef right(text):\n    time.sleep(50)\n    sleep(50)\n    return 0.0\n")
+        self.assertEqual(Harness(self.root, call_timeout=1).conforms(1), 11)
 
     def test_what_hangs_is_named(self):
         for text, line in (
@@ -125,6 +155,9 @@ class Watched(unittest.TestCase):
         self.write("from prl_env.testing import Services\nJUDGE = Services(llm=lambda request: 'yes')\n", given.name)
         self.assertEqual(self.check("--services", f"{given}:JUDGE"), (0, ""))
         self.assertRegex(self.check("--services", f"{given}:NONE")[1], "holds no prl_env.testing.Services `NONE`")
+        self.write(asks.format(', roles=["grader"]'))
+        said = r"no model has the role `judge`; there are `grader`: name it in the environment's `roles` \(.*watched.py:5\)"
+        self.assertRegex(self.check("--services", f"{given}:JUDGE")[1], said)
         self.assertFalse(Harness(self.root).info.deterministic)
         self.write("import prl_env as prl\nenv = prl.SingleTurnEnv(dataset=['q'])\nenv.reward(lambda text: prl.http and 0)\n")
         self.assertFalse(Harness(self.root).info.deterministic)

@@ -25,19 +25,28 @@ const RUST: [(&str, &str); 4] = [
 ];
 
 /// Words that Rust keeps for itself, as far as somebody would call an environment so.
-const KEYWORDS: [&str; 16] = [
-    "self", "crate", "super", "test", "core", "std", "alloc", "async", "move", "match", "loop", "type", "use", "mod",
-    "box", "try",
+const KEYWORDS: [&str; 15] = [
+    "self", "crate", "super", "core", "std", "alloc", "async", "move", "match", "loop", "type", "use", "mod", "box",
+    "try",
 ];
+
+/// Characters of a name.
+const LONGEST: usize = 64;
 
 /// Runs the command.
 pub fn run(asked: &New) -> Result<u8, Failure> {
     let name = asked.name.as_str();
     if !is_name(name) || asked.lang == Lang::Rust && KEYWORDS.contains(&name) {
-        // The words of `prl_env.project.bad_name`, which also knows Python's modules.
+        // The words of `prl_env.names.bad_name`, which also knows Python's modules.
+        let shown: String = if name.chars().count() > LONGEST {
+            name.chars().take(LONGEST - 1).chain(['…']).collect()
+        } else {
+            name.to_owned()
+        };
         return Err(Failure::input(format_args!(
-            "`{name}` cannot be the name of an environment: it must be of a-z, 0-9, `-` and `_`, begin with a letter, and be \
-             neither a keyword nor a module of the language or of prl"
+            "`{shown}` cannot be the name of an environment: it must be of a-z, 0-9, `-` and `_`, begin with a letter, have at \
+             most {LONGEST} characters, and be neither a keyword, nor a module of the language or of prl, nor like a test's \
+             (`test`, `test_x`, `x_test`, `conftest`)"
         )));
     }
     let dir = PathBuf::from(name);
@@ -55,13 +64,19 @@ pub fn run(asked: &New) -> Result<u8, Failure> {
     logging::print(&format!("Wrote {name}. Next: cd {name} && {next} && prl env check {name}.wasm"))
 }
 
-/// Words of a-z and 0-9 with a `-` or a `_` between them; the first begins with a letter.
+/// Words of a-z and 0-9 with a `-` or a `_` between them; the first begins with a letter. None of prl's modules, and nothing that
+/// reads as the name of a test.
 fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let mut words = name.split(['-', '_']);
-    name.starts_with(|c: char| c.is_ascii_lowercase())
+    let module = name.replace('-', "_");
+    let test =
+        ["test", "conftest"].contains(&module.as_str()) || module.starts_with("test_") || module.ends_with("_test");
+    name.len() <= LONGEST
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
         && words.all(|word| !word.is_empty() && word.chars().all(plain))
-        && !name.replace('-', "_").starts_with("prl_env")
+        && !module.starts_with("prl_env")
+        && !test
 }
 
 fn rust(dir: &Path, name: &str, sdk: &Path) -> Result<(), Failure> {
@@ -92,9 +107,10 @@ mod tests {
 
     #[test]
     fn names_are_words() {
-        assert!(["a", "my-env", "word_count-2"].iter().all(|name| is_name(name)));
+        assert!(["a", "my-env", "word_count-2", "testing", "a".repeat(64).as_str()].iter().all(|name| is_name(name)));
         let none = ["", "2a", "A", "a-", "-a", "a--b", "a.b", "ä", "prl-env-x", "prl_env"];
         assert!(none.iter().all(|name| !is_name(name)));
+        assert!(["test", "test-x", "x_test", "conftest", "a".repeat(65).as_str()].iter().all(|name| !is_name(name)));
     }
 
     #[test]

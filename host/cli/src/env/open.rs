@@ -238,6 +238,17 @@ impl Opened {
             }
         };
         let file = sandbox.load(path, &LoadConfig { limits, grants }).await.map_err(refused)?;
+        let roles = &file.info().roles;
+        // With other arguments it may have other roles.
+        let default = args.as_object().is_none_or(|args| args.is_empty());
+        if let Some(role) = models.keys().find(|role| default && !roles.contains(*role)) {
+            let known = roles.iter().map(|role| format!("`{role}`")).collect::<Vec<_>>().join(", ");
+            let known = if known.is_empty() { "none".to_owned() } else { known };
+            return Err(Failure::input(format_args!(
+                "`--llm {role}=…`: `{}` asks no such role; there are {known}",
+                path.display()
+            )));
+        }
         let client = Client::new();
         let assets_dir = file.assets_dir();
         let assets = match file.grants().contains(&Grant::Assets) {

@@ -19,6 +19,10 @@ runs one in tests. Nothing here needs more than the standard library.
         return text.strip() == answer
 """
 
+from . import shadowed
+
+shadowed.refuse()
+
 from .datasets import load_csv, load_jsonl, load_lines, procedural, shuffled
 from .environment import Environment, MultiTurnEnv, SingleTurnEnv, ToolEnv, metric, reward, stop, tool, turn_reward
 from .errors import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import toolchain
 from .console import Words, failing, one_line
-from .contents import own_files, services_of
+from .contents import own_files, services_of, standard_modules
 from .project import BadProject, Project, find
 
 PACKAGE = Path(__file__).parent
@@ -45,6 +45,7 @@ def _stage(project: Project, stage: Path) -> list[str]:
         "ROOTS": ["/0", "/1", "/2", "/world", "/bundled"],
         "FILES": [inside.as_posix() for inside in files if inside.suffix != ".py"],
         "MODULES": settings.modules,
+        "STANDARD": standard_modules(project.root / inside for inside in files if inside.suffix == ".py"),
         "BAKE": settings.bake,
         "DATA": settings.data,
         "SKIP": settings.skip,

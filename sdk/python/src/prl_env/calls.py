@@ -4,6 +4,8 @@ run on in the sandbox; must not know what is called."""
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from asyncio import base_events
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -77,11 +79,25 @@ def finish(value: Any) -> Any:
         raise
 
 
+def _at(file: str, line: int) -> str:
+    # In a component the environment's folder is `/0`.
+    return f" ({file.removeprefix('/0/')}:{line})"
+
+
 def place(func: Any) -> str:
     """Where a function stands, as ` (file.py:12)`; nothing for one that is not written in Python."""
     code = getattr(inspect.unwrap(func), "__code__", None)
-    # In a component the environment's folder is `/0`.
-    return "" if code is None else f" ({code.co_filename.removeprefix('/0/')}:{code.co_firstlineno})"
+    return "" if code is None else _at(code.co_filename, code.co_firstlineno)
+
+
+def called_from() -> str:
+    """The innermost place outside this package that the call comes from, as ` (file.py:12)`; nothing where there is
+    none."""
+    package = os.path.dirname(__file__) + os.sep
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(package):
+        frame = frame.f_back
+    return "" if frame is None else _at(frame.f_code.co_filename, frame.f_lineno)
 
 
 class Function:

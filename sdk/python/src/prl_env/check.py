@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .absent import advice
 from .console import Words, failing, one_line, where
-from .project import BadProject
+from .project import BadProject, find
 from .testing import Harness, Refused, Services
 from .watch import Hung
 
@@ -39,6 +40,8 @@ def _example(harness: Harness) -> None:
 def _services(given: str) -> Services:
     """The stand-in of that name in a file of Python. Raises `BadProject`."""
     file, _, name = given.rpartition(":")
+    if not file:
+        raise BadProject(f"--services: {given}: write it as FILE.py:NAME, such as test_env.py:SERVICES")
     spec = importlib.util.spec_from_file_location(Path(file).stem, file) if Path(file).is_file() else None
     if spec is None or spec.loader is None:
         raise BadProject(f"--services: {given}: there is no such file; write it as test_env.py:SERVICES")
@@ -59,9 +62,13 @@ def _harness(env: str, *rest: Any) -> Harness:
     try:
         return Harness(env, *rest)
     except ModuleNotFoundError as error:
-        raise BadProject(
-            f"{error}; pip install it here as well, to check natively what `packages` takes into the component{where(error)}"
-        ) from None
+        # What is refused because no component has it comes with its own words, and without a name.
+        told = ""
+        if error.name:
+            stand_in = error.name in find(env).settings.stand_ins
+            told = "" if stand_in else advice(error.name) or ""
+            told = "; " + (told or "pip install it here as well, to check natively what goes into the component")
+        raise BadProject(f"{error}{told}{where(error)}") from None
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
             args: Any = json.loads(given.args)
         except ValueError as error:
             raise BadProject(f"--args: {error}") from None
+        if not isinstance(args, dict):
+            raise BadProject(f"--args: {one_line(given.args, 80)} is no JSON object; write it as '{{\"name\": 1}}'")
         if given.tasks < 1:
             raise BadProject(f"--tasks: {given.tasks} is not above 0")
         if not given.call_timeout > 0:

@@ -1,13 +1,17 @@
-"""What of an environment's folder goes into its component, and which services its code uses. Owns both; must not know
-how a component is made. Not part of a component."""
+"""What of an environment's folder goes into its component, and which services and modules of Python's own its code uses.
+Owns all three; must not know how a component is made. Not part of a component."""
 
 from __future__ import annotations
 
 import ast
 import fnmatch
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from .project import SERVICES, BadProject, Project, is_test
+from .absent import ADVICE
+from .names import is_test
+from .project import SERVICES, BadProject, Project
 
 # What a folder holds beside the environment.
 _LEFT_OUT = (
@@ -69,3 +73,22 @@ def services_of(project: Project, files: list[Path] | None = None) -> list[str]:
             except UnicodeDecodeError as error:
                 raise BadProject(f"{file}: {error}; write it in UTF-8") from None
     return [service for service in SERVICES if service in used]
+
+
+def standard_modules(files: Iterable[Path]) -> list[str]:
+    """Python's own modules that import statements in these files name, inside functions too; a component takes them in,
+    so that they are there when a rollout first comes by. Some names may be no modules but what is in one."""
+    named = set()
+    for file in files:
+        try:
+            nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        except (SyntaxError, ValueError, OSError):
+            # Whoever imports it is told.
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    tops = sys.stdlib_module_names - ADVICE.keys()
+    return sorted(name for name in named if name.partition(".")[0] in tops)

@@ -12,20 +12,23 @@ from types import ModuleType
 from typing import Any
 
 from . import schema
+from .calls import place
 from .environment import Environment
-from .errors import EnvError, InvalidConfig
+from .errors import EnvError, InvalidConfig, kind_of
 
 
 class Definition:
     """How to make an environment from a run's arguments."""
 
-    def __init__(self, fields: list[schema.Field], make: Callable[[dict[str, Any]], Environment]) -> None:
+    def __init__(self, fields: list[schema.Field], make: Callable[[dict[str, Any]], Environment], place: str = "") -> None:
+        """`place` is where the arguments are written."""
         self.fields = fields
         self._make = make
         lacking = next((field.name for field in fields if field.default is schema.REQUIRED), None)
         if lacking:
             raise EnvError(
-                f"the argument `{lacking}` has no default; an environment is shown with its defaults, so each needs one"
+                f"the argument `{lacking}` has no default; an environment is shown with its defaults, so each needs "
+                f"one{place}"
             )
         self.args_schema = schema.object_schema(fields)
         json.dumps(self.args_schema, allow_nan=False)
@@ -67,18 +70,24 @@ def find(module: ModuleType) -> Definition:
 
     def named(environment: Any) -> Environment:
         if not isinstance(environment, Environment):
-            raise EnvError(f"`load_environment` gave a {type(environment).__name__}, no Environment")
+            raise EnvError(f"`load_environment` gave {kind_of(environment)}, no Environment{place(load)}")
         return environment.named(module.__name__, module.__doc__, version)
 
     load = getattr(module, "load_environment", None)
     if callable(load):
         fields, make = _from_function(load)
-        return Definition(fields, lambda given: named(make(given)))
+        return Definition(fields, lambda given: named(make(given)), place(load))
     found = {id(value): value for value in vars(module).values() if isinstance(value, Environment)}
     if len(found) != 1:
         count = "no" if not found else str(len(found))
-        raise EnvError(f"`{module.__name__}` holds {count} Environment and no `load_environment`; it needs one of them")
+        at = getattr(module, "__file__", None)
+        at = f" ({at.removeprefix('/0/')}:1)" if at and not found else "".join(e.place for e in [*found.values()][1:2])
+        raise EnvError(f"`{module.__name__}` holds {count} Environment and no `load_environment`; it needs one of them{at}")
     (environment,) = found.values()
     kind = environment.args_type
     fields = [] if kind is None else schema.fields_of(kind)
-    return Definition(fields, lambda given: named(environment).bound(None if kind is None else kind(**given)))
+
+    def bound(given: dict[str, Any]) -> Environment:
+        return named(environment).bound(None if kind is None else kind(**given))
+
+    return Definition(fields, bound, environment.place)

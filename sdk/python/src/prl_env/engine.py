@@ -10,8 +10,9 @@ from typing import Any
 
 from .definition import Definition
 from .environment import Environment
-from .errors import EnvError, InvalidConfig, InvalidState, InvalidTask
+from .errors import EnvError, InvalidConfig, InvalidState, InvalidTask, kind_of
 from .messages import as_messages, system
+from .names import bad_form
 from .records import Context, Finished, Info, Score, Split, Task
 from .rng import begin, stream
 from .rollout import Rollout, number, short
@@ -62,21 +63,25 @@ class Engine:
             roles=environment.roles,
             tags=environment.tags,
         )
+        place = environment.place
+        reason = bad_form(info.name)
+        if reason:
+            raise EnvError(f"{reason}{place}")
         if not info.splits:
-            raise EnvError("there are no tasks: give a `dataset`, or decorate a function with `tasks`")
+            raise EnvError(f"there are no tasks: give a `dataset`, or decorate a function with `tasks`{place}")
         if not lines:
-            raise EnvError("there is no reward: give a `rubric`, or decorate a function with `reward`")
+            raise EnvError(f"there is no reward: give a `rubric`, or decorate a function with `reward`{place}")
         if environment.multi_turn and not environment.goes_on:
-            raise EnvError("a multi-turn environment needs an `env_response`, or tools")
+            raise EnvError(f"a multi-turn environment needs an `env_response`, or tools{place}")
         for what, names in (
             ("reward", [line.name for line in lines]),
             ("metric", info.metrics),
         ):
             twice = next((name for at, name in enumerate(names) if not name or name in names[:at]), None)
             if twice is not None:
-                raise EnvError(f"the {what} `{twice}` is there twice or has no name; give one of them another `name`")
+                raise EnvError(f"the {what} `{twice}` is there twice or has no name; give one of them another `name`{place}")
         for line in lines:
-            number("the weight of", line.name, line.weight)
+            number("the weight of", line.name, line.weight, line.function.place or place)
         return info
 
     def _deterministic(self, environment: Environment) -> bool:
@@ -85,12 +90,12 @@ class Engine:
         if "llm" in outside and not environment.roles:
             raise EnvError(
                 'it uses `prl_env.llm` and names no role: give the environment `roles=["judge"]`, with every name that '
-                "`llm.generate` is given, so that a run says which models they are"
+                f"`llm.generate` is given, so that a run says which models they are{environment.place}"
             )
         if environment.deterministic and (outside or environment.roles):
             raise EnvError(
                 f"it says `deterministic=True` and uses `prl_env.{(outside or ['llm'])[0]}`, whose answers differ from one "
-                "time to the next; leave `deterministic` out"
+                f"time to the next; leave `deterministic` out{environment.place}"
             )
         return not outside and not environment.roles if environment.deterministic is None else environment.deterministic
 
@@ -121,7 +126,7 @@ class Engine:
         rows = environment.splits.get(split)
         if rows is None:
             names = ", ".join(f"`{name}`" for name in environment.splits)
-            raise InvalidTask(f"no split `{split}`; there are {names}")
+            raise InvalidTask(f"no split `{split}`; there are {names}{environment.place}")
         row = rows.row(split, index, seed, {"args": environment.args})
         if isinstance(row, str):
             row = {"question": row}
@@ -129,7 +134,7 @@ class Engine:
             row = dataclasses.asdict(row)
         place = rows.place
         if not isinstance(row, Mapping):
-            raise EnvError(f"row {index} of `{split}` is a {type(row).__name__}; give a dictionary or a text{place}")
+            raise EnvError(f"row {index} of `{split}` is {kind_of(row)}; give a dictionary or a text{place}")
         asked = row.get("prompt") or row.get("question")
         if not asked:
             there = ", ".join(f"`{name}`" for name in row) or "nothing"

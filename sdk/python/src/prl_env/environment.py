@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .calls import Function
+from .calls import Function, called_from
 from .datasets import Rows
 from .messages import Message, as_messages
 from .parsers import Parser
@@ -90,6 +90,7 @@ class Environment:
         deterministic: bool | None = None,
     ) -> None:
         self.name, self.version, self.description = name, version, description
+        self.place = called_from()
         self.splits: dict[str, Rows] = {}
         for split, source in {"train": dataset, "eval": eval_dataset, **(splits or {})}.items():
             if source is not None:

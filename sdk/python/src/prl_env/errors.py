@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from .absent import advice
+
 
 class EnvError(Exception):
     """Ends the call, and with it the rollout: it is counted as an error and never trained on as a reward of 0.
@@ -79,6 +81,12 @@ CODES: dict[str, type[EnvError]] = {
 }
 
 
+def kind_of(value: object) -> str:
+    """The type of a value in a message: `an int`, `a list`, `None`."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def error(code: str, message: str, retryable: bool) -> EnvError:
     """The exception for an error that came with this code."""
     return CODES.get(code, EnvError)(message, retryable=retryable)
@@ -87,6 +95,9 @@ def error(code: str, message: str, retryable: bool) -> EnvError:
 def fix(problem: BaseException | None) -> str:
     """How to mend what a component does not have, as `; ...`; nothing where that is not the reason."""
     if isinstance(problem, ModuleNotFoundError) and problem.name:
+        told = advice(problem.name)
+        if told:
+            return f"; {told}"
         return (
             f"; `{problem.name}` is not in the component: import it at the top of a module, and name its package in "
             "`packages` of [tool.prl-env] in pyproject.toml if it is not Python's own (compiled ones cannot be had)"

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from .console import Words, failing
-from .project import BadProject, bad_name
+from .names import bad_name
+from .project import BadProject
 
 TEMPLATE = Path(__file__).parent / "template"
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import importlib.util
-import keyword
 import re
 import sys
 import tomllib
@@ -16,15 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from . import schema
+from .names import TAKEN, bad_name, is_test
 
 SERVICES = ("llm", "assets", "kv", "http")
 """What a component may import beside its log."""
 
 _TABLE = "tool.prl-env"
-
-
-_TAKEN = {"environment", "prl_env", "wit_world", "componentize_py_types", "componentize_py_runtime", "poll_loop"}
-"""Modules that a component's own code has at its top level."""
 
 
 class BadProject(Exception):
@@ -97,18 +93,6 @@ def _settings(root: Path) -> Settings:
     return settings
 
 
-def bad_name(name: str) -> str | None:
-    """Why `name` cannot be an environment's, or its module's; `None` where it can. `prl env new` has the same rule."""
-    module = name.replace("-", "_")
-    taken = keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _TAKEN
-    if not taken and not module.startswith("prl_env") and re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name):
-        return None
-    return (
-        f"`{name}` cannot be the name of an environment: it must be of a-z, 0-9, `-` and `_`, begin with a letter, and be "
-        "neither a keyword nor a module of the language or of prl"
-    )
-
-
 def _check_modules(project: Project) -> Project:
     """The project itself. Raises `BadProject` for a module's name that means another module in a component."""
     reason = bad_name(project.module)
@@ -117,7 +101,7 @@ def _check_modules(project: Project) -> Project:
     beside = [] if project.single else sorted([*project.root.glob("*.py"), *project.root.glob("*/__init__.py")])
     for path in beside:
         name = path.parent.name if path.name == "__init__.py" else path.stem
-        taken = name in sys.stdlib_module_names or name in _TAKEN or name.startswith("prl_env_")
+        taken = name in sys.stdlib_module_names or name in TAKEN or name.startswith("prl_env_")
         if taken and not any(fnmatch.fnmatch(path.relative_to(project.root).as_posix(), pattern) for pattern in project.settings.exclude):
             raise BadProject(
                 f"{path}: there is a module `{name}` in Python or prl, which a component would not find; rename the file"
@@ -125,14 +109,11 @@ def _check_modules(project: Project) -> Project:
     return project
 
 
-def is_test(name: str) -> bool:
-    """Whether a file is one of pytest's or unittest's."""
-    return name.startswith("test_") or name.endswith("_test.py") or name == "conftest.py"
-
-
 def find(given: str | Path) -> Project:
     """The environment in a folder, or in one file. Raises `BadProject`."""
     path = Path(given)
+    if len(path.name) > 255:
+        raise BadProject(f"{path.name[:64]}…: there is no such file or folder")
     if path.is_file():
         if path.suffix != ".py" or "-" in path.stem:
             raise BadProject(f"{path}: not a Python module; its name must be like `my_env.py`")
@@ -149,6 +130,8 @@ def find(given: str | Path) -> Project:
             found = [own] if own in files or (root / own / "__init__.py").is_file() else []
         else:
             found = files
+        if not found and (root / f"{own}.py").is_file():
+            raise BadProject(f"{root / own}.py: {bad_name(own)}; rename the file")
         if not found:
             told = f"there are {', '.join(files)}" if files else "there is no .py file"
             raise BadProject(
@@ -197,7 +180,13 @@ def load(given: Any) -> ModuleType:
             del sys.modules[project.module]
         module = importlib.import_module(project.module)
         for name in project.settings.modules:
-            importlib.import_module(name)
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                raise BadProject(
+                    f'{project.root / "pyproject.toml"}: [{_TABLE}]: `modules` has "{name}": {error}; correct it, or pip '
+                    "install its package here as well, to check natively what goes into the component"
+                ) from None
         return module
     finally:
         sys.path.remove(str(project.root))

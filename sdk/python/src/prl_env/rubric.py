@@ -10,6 +10,7 @@ from typing import Any
 
 from . import services
 from .calls import Function
+from .errors import EnvError
 from .parsers import Parser
 from .records import Component
 from .schema import summary
@@ -32,6 +33,8 @@ class Line:
 
     def __init__(self, func: Callable[..., Any], weight: float, name: str | None, group: bool) -> None:
         self.function = Function(func, name)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise EnvError(f"the weight of `{self.function.name}` is {weight!r}; it must be a number{self.function.place}")
         self.weight = float(weight)
         self.group = group
 

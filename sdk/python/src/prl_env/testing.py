@@ -25,7 +25,7 @@ from . import project, services
 from .contents import services_of
 from .definition import find
 from .engine import Engine
-from .errors import EnvError, NotFound, Unsupported
+from .errors import Denied, EnvError, NotFound, Unsupported
 from .messages import Message, as_message, as_messages, assistant, calling
 from .records import Completion, Context, Finished, Info, Score, Task, ToolDef, Turn
 from .rollout import Rollout
@@ -88,6 +88,8 @@ class Services:
         self._llm, self._assets, self._http = llm, None if assets is None else Path(assets), http
         self._kv = {} if kv is None else kv
         self.lines: list[tuple[str, str]] = []
+        self.roles: list[str] | None = None
+        """Roles that the environment says it asks; `None` before it said so."""
 
     def log(self, level: str, message: str, fields: list[tuple[str, str]]) -> None:
         self.lines.append((level, message))
@@ -97,6 +99,11 @@ class Services:
             raise Unsupported(_NONE.format("llm"))
         answers: list[Any] = []
         for request in requests:
+            if self.roles is not None and request.role not in self.roles:
+                known = ", ".join(f"`{role}`" for role in self.roles) or "none"
+                told = f"no model has the role `{request.role}`; there are {known}: name it in the environment's `roles`"
+                answers.append(Denied(told))
+                continue
             try:
                 said = self._llm(request)
                 answers.append(assistant(said) if isinstance(said, str) else as_message(said))
@@ -167,6 +174,8 @@ class Harness:
     def _calling(self, late: bool = True) -> Iterator[None]:
         """Around a call into the environment: what a host lends it, and what no component has."""
         before = services.serve(self._services)
+        # A rollout asks only those; while it is made, it has not said yet.
+        self._services.roles = self.info.roles if late else None
         limit = self._call_timeout if late else max(self._call_timeout, LOAD_TIMEOUT)
         try:
             with self._watch.on(late) if self._watch else contextlib.nullcontext(), deadline(limit, self._watch):

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import schema
 from .calls import finish, place
-from .errors import EnvError
+from .errors import EnvError, kind_of
 from .messages import Message, ToolCall, tool_result
 from .records import Context, ToolDef
 from .state import State
@@ -61,9 +61,8 @@ class Tool:
         try:
             return as_text(result)
         except (TypeError, ValueError) as error:
-            kind = type(result).__name__
             raise EnvError(
-                f"tool `{self.name}` gave a {kind}, which is no text and no JSON ({error}); return one{place(self.func)}"
+                f"tool `{self.name}` gave {kind_of(result)}, which is no text and no JSON ({error}); return one{place(self.func)}"
             ) from None
 
 

@@ -4,20 +4,27 @@ must not know what is played. Not part of a component."""
 
 from __future__ import annotations
 
+import _thread
+import builtins
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from .contents import goes_in
+from .absent import advice
+from .contents import goes_in, standard_modules
 from .guest.modules import prl_env_sandbox
-from .project import Project, is_test
+from .names import is_test
+from .project import Project
 
 _PACKAGE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _STANDARD = tuple(
@@ -36,9 +43,8 @@ _EVENTS = {
     "os.system": "a component has no processes",
     "os.fork": "a component has no processes",
     "os.posix_spawn": "a component has no processes",
-    "_thread.start_new_thread": "a component has no threads",
-    "_thread.start_joinable_thread": "a component has no threads",
 }
+_THREADS = "a component has no threads; call the function itself"
 
 _active: Watch | None = None
 _hooked = False
@@ -60,6 +66,13 @@ def _kind(file: str, root: str) -> str:
     if whole.startswith(root + os.sep):
         return "driver" if is_test(os.path.basename(whole)) else "author"
     return "standard" if whole.startswith(_STANDARD) else "library"
+
+
+@functools.lru_cache(maxsize=256)
+def _named(file: str) -> frozenset[str]:
+    """Modules of Python's own that the builder takes in because this file names them, and the packages they are in."""
+    names = standard_modules([Path(file)])
+    return frozenset(name.rsplit(".", up)[0] for name in names for up in range(name.count(".") + 1))
 
 
 class Watch:
@@ -97,7 +110,7 @@ class Watch:
         if not _hooked:
             # What every component holds is there early.
             prl_env_sandbox.modules()
-            sys.addaudithook(_hook)
+            _look_on()
             _hooked = True
         before, self.late = (_active, getattr(_active, "late", False)), late
         _active = self
@@ -108,15 +121,24 @@ class Watch:
             if _active is not None:
                 _active.late = before[1]
 
+    def absent(self, name: str) -> None:
+        """A module that is asked for, there or not. Raises what a component would for one that it cannot have."""
+        told, frame, settings = advice(name), sys._getframe(2), self.project.settings
+        if told is None or _kind(frame.f_code.co_filename, self.root) != "author":
+            return
+        top = name.partition(".")[0]
+        if top not in settings.stand_ins and not any(top in requirement for requirement in settings.packages):
+            raise ModuleNotFoundError(f"No module named {name!r}; {told}")
+
     def imported(self, name: str) -> None:
         """A module that is not there yet."""
         if not self.late or name.partition(".")[0] in {*self.project.settings.bake, "prl_env"}:
             return
         below: FrameType | None = sys._getframe(2)
-        while below is not None and "importlib" in below.f_code.co_filename:
+        while below is not None and ("importlib" in below.f_code.co_filename or below.f_code is _imported.__code__):
             below = below.f_back
         frame, _ = self.author(below)
-        if frame is not None and frame is below:
+        if frame is not None and frame is below and name not in _named(frame.f_code.co_filename):
             self.note(
                 frame,
                 f"`{name}` is imported late, when a component can import nothing more; import it at the top of a module, "
@@ -152,12 +174,12 @@ class Watch:
         self.note(frame, text)
         raise FileNotFoundError(text)
 
-    def reached(self, text: str) -> None:
+    def reached(self, text: str, kind: type[Exception] = PermissionError) -> None:
         """Something that a component does not have. Raises what a component would."""
         frame, _ = self.author(sys._getframe(2))
         if frame is not None:
             self.note(frame, text)
-            raise PermissionError(text)
+            raise kind(text)
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
@@ -170,6 +192,53 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         watch.imported(args[0])
     elif event in _EVENTS:
         watch.reached(_EVENTS[event])
+
+
+_import, _import_module, _sleep = builtins.__import__, importlib.import_module, time.sleep
+
+
+def _imported(name: str, *rest: Any, **more: Any) -> Any:
+    """Stands in for `import`, which asks for modules that Python has and a component has not."""
+    if _active is not None:
+        _active.absent(name)
+    return _import(name, *rest, **more)
+
+
+def _imported_by_name(name: str, package: str | None = None) -> Any:
+    """Stands in for `importlib.import_module`, of which the hook is not told."""
+    if _active is not None and not name.startswith("."):
+        _active.absent(name)
+        if name not in sys.modules:
+            _active.imported(name)
+    return _import_module(name, package)
+
+
+def _slept(seconds: float) -> None:
+    """Stands in for `time.sleep`: in a component it is over at once."""
+    asleep = _active is None or _active.author(sys._getframe(1))[0] is None
+    _sleep(seconds if asleep else min(seconds, 0))
+
+
+def _threadless(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands in for what starts a thread."""
+
+    @functools.wraps(start)
+    def refused(*args: Any, **options: Any) -> Any:
+        if _active is not None:
+            _active.reached(_THREADS, RuntimeError)
+        return start(*args, **options)
+
+    return refused
+
+
+def _look_on() -> None:
+    """Puts the watch in place, for good; it does nothing while nobody is watched."""
+    sys.addaudithook(_hook)
+    builtins.__import__ = _imported
+    importlib.import_module = _imported_by_name
+    time.sleep = _slept
+    threading.Thread.start = _threadless(threading.Thread.start)  # type: ignore[method-assign]
+    _thread.start_new_thread = _threadless(_thread.start_new_thread)
 
 
 @contextlib.contextmanager

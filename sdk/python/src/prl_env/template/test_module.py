@@ -1,7 +1,8 @@
 """The environment's own tests. Run with pytest, or `python test_{{module}}.py`."""
 
-import {{module}}
 from prl_env.testing import Harness
+
+import {{module}}
 
 
 def test_the_right_answer_gets_everything():

@@ -20,8 +20,7 @@ from prl_env.guest import exports
 sandbox.no_network()
 sandbox.stage("importing it")
 module = importlib.import_module(build.MODULE)
-for name in build.MODULES:
-    importlib.import_module(name)
+sandbox.further(build.MODULES, build.STANDARD)
 sandbox.whole_packages(build.BAKE, build.SKIP)
 layout.done()
 sandbox.files(build.FOLDER, build.FILES)

@@ -5,6 +5,7 @@ environment."""
 from __future__ import annotations
 
 import builtins
+import contextlib
 import gc
 import importlib
 import importlib.machinery
@@ -119,11 +120,34 @@ def modules() -> None:
         "a".encode(codec)
 
 
+def _configured(key: str, name: str) -> types.ModuleType:
+    """The module that a key of `[tool.prl-env]` names. Raises `EnvError`, which names the key."""
+    from prl_env.errors import EnvError
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise EnvError(
+            f'`{key}` of [tool.prl-env] in pyproject.toml has "{name}", which cannot be imported ({error}); correct it, or '
+            "name its package in `packages`"
+        ) from None
+
+
+def further(modules: Iterable[str], standard: Iterable[str]) -> None:
+    """Imports modules that are imported late: those that are configured, and those of the standard library that the
+    environment's code names, as far as there are such."""
+    for name in modules:
+        _configured("modules", name)
+    for name in standard:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
 def whole_packages(names: Iterable[str], skip: Iterable[str]) -> None:
     """Imports all modules of packages, as far as they can be imported."""
     skip = list(skip)
     for name in names:
-        package = importlib.import_module(name)
+        package = _configured("bake", name)
         for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + ".", onerror=lambda _: None):
             if any(part in found.name for part in skip):
                 continue
@@ -153,7 +177,7 @@ def package_files(names: Iterable[str], skip: Iterable[str]) -> None:
     """Keeps the files of packages that are no code."""
     skip = list(skip)
     for name in names:
-        base = os.path.dirname(importlib.import_module(name).__file__ or "")
+        base = os.path.dirname(_configured("data", name).__file__ or "")
         for folder, _, found in os.walk(base):
             for entry in found:
                 path = os.path.join(folder, entry)
