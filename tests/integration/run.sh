@@ -27,7 +27,13 @@ for family in "qwen3" "qwen2" "llama --untied"; do
     rm -r "$out/m"
 done
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
-"$py" "$here/openai_client.py" "$prl" "$root/examples/reverse_text/model"
+
+# The server: OpenAI's client, transformers and PEFT beside it, and many callers at once while weights change.
+tiny="$root/examples/reverse_text/model"
+"$py" "$here/openai_client.py" "$prl" "$tiny"
+"$py" "$here/server_equal.py" "$prl" "$tiny" 20
+"$py" "$here/lora_equal.py" "$prl" "$tiny" "$out"
+"$py" "$here/server_load.py" "$prl" "$tiny" "$out" 20 256
 
 # Python environments in the sandbox against the same code outside it, and ports of environments for verifiers against it.
 PYTHONPATH="$root/sdk/python/src" python3 -m unittest discover --quiet --start-directory "$root/sdk/python/tests"

@@ -1,6 +1,6 @@
 """`prl inference` under load: many streaming clients, random cancels, weight updates meanwhile.
 
-Usage: server_load.py PRL_BINARY MODEL_FOLDER OTHER_WEIGHTS_FOLDER [SECONDS [CLIENTS]]
+Usage: server_load.py PRL_BINARY MODEL_FOLDER SCRATCH_FOLDER [SECONDS [CLIENTS]]
 
 Nothing leaks (keys and values return to what is kept, nobody runs or waits at the end), every answer is its caller's own (it
 begins with what a quiet server says, under the weights that its tokens were drawn with), `/health` stays quick, and after
@@ -10,18 +10,40 @@ updates nothing of old weights shows in new answers.
 import asyncio
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 import httpx
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
-prl, folder, other = sys.argv[1], sys.argv[2], sys.argv[3]
+prl, folder, other = sys.argv[1], sys.argv[2], sys.argv[3] + "/other"
 seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 300
 clients = int(sys.argv[5]) if len(sys.argv) > 5 else 256
 NEW, UPDATE_EVERY = 24, 2.0
 random.seed(7)
+
+
+# In a process of its own: the callers keep this one busy.
+DOCTOR = """
+import http.client, sys, time
+from urllib.parse import urlsplit
+place = urlsplit(sys.argv[1])
+connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+stop = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < stop:
+    begun = time.perf_counter()
+    connection.request("GET", "/health")
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 200, answer.status
+    print(time.perf_counter() - begun)
+    time.sleep(0.05)
+"""
 
 
 def start():
@@ -32,6 +54,15 @@ def start():
             url = "http://" + line.split("http://")[1].split()[0].rstrip("/.,")
             return process, url
     raise SystemExit(f"the server does not start: {process.wait()}")
+
+
+def change():
+    """Other weights of the same shape."""
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    tensors = load_file(folder + "/model.safetensors")
+    rng = np.random.default_rng(1)
+    changed = {name: x + rng.normal(0, 0.02, x.shape).astype(x.dtype) for name, x in tensors.items()}
+    save_file(changed, other + "/model.safetensors", metadata={"format": "pt"})
 
 
 def prompt(i):
@@ -56,8 +87,21 @@ def metric(text, name):
 
 
 async def main():
+    change()
     process, url = start()
-    drain = asyncio.get_running_loop().run_in_executor(None, process.stdout.read)
+    # Its words must not fill the pipe.
+    drain = threading.Thread(target=process.stdout.read, daemon=True)
+    drain.start()
+    try:
+        await load(url)
+    except BaseException:
+        process.kill()
+        raise
+    process.terminate()
+    assert process.wait(60) in (0, 143), process.returncode
+
+
+async def load(url):
     limits = httpx.Limits(max_connections=clients + 16)
     async with httpx.AsyncClient(timeout=600, limits=limits) as client:
         folders, expected = [folder, other], [{}, {}]
@@ -68,7 +112,7 @@ async def main():
         # Even versions from here on are the first folder's.
         version = 10
         assert (await client.post(url + "/update_weights", json={"weight_dir": folder, "version": version})).status_code == 200
-        stop, counts, health = time.monotonic() + seconds, {"whole": 0, "cut": 0, "mixed": 0, "tokens": 0}, []
+        stop, counts = time.monotonic() + seconds, {"whole": 0, "cut": 0, "mixed": 0, "tokens": 0}
 
         async def caller(number):
             own = random.Random(number)
@@ -103,16 +147,10 @@ async def main():
                 body = {"weight_dir": folders[version % 2], "version": version}
                 (await client.post(url + "/update_weights", json=body)).raise_for_status()
 
-        async def doctor():
-            async with httpx.AsyncClient(timeout=60) as own:
-                while time.monotonic() < stop:
-                    begun = time.perf_counter()
-                    assert (await own.get(url + "/health")).status_code == 200
-                    health.append(time.perf_counter() - begun)
-                    await asyncio.sleep(0.05)
-
-        await asyncio.gather(updater(), doctor(), *(caller(number) for number in range(clients)))
-        await asyncio.sleep(1)
+        doctor = subprocess.Popen([sys.executable, "-c", DOCTOR, url, str(seconds)], stdout=subprocess.PIPE, text=True)
+        await asyncio.gather(updater(), *(caller(number) for number in range(clients)))
+        health = [float(word) for word in doctor.communicate(timeout=120)[0].split()]
+        assert doctor.returncode == 0 and len(health) > 100, (doctor.returncode, len(health))
         # One update more drops all that is kept for later requests.
         await client.post(url + "/update_weights", json={"weight_dir": folder, "version": version + 1})
         text = (await client.get(url + "/metrics")).text
@@ -121,9 +159,6 @@ async def main():
         p99 = statistics.quantiles(health, n=100)[98]
         print(f"server_load: {counts}, {version - 10} updates, /health p99 {p99 * 1e3:.1f} ms of {len(health)}")
         assert counts["whole"] > 0 and counts["cut"] > 0
-    process.terminate()
-    assert await asyncio.wait_for(drain, 60) is not None
-    assert process.wait() in (0, 143), process.returncode
 
 
 asyncio.run(main())

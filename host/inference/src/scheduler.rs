@@ -121,6 +121,10 @@ impl<F: Forward> Scheduler<F> {
         let class = job.request.class;
         let mut live = Live::new(job, self.arrivals);
         if self.queued() >= self.config.max_waiting {
+            // Those whose callers went away are not in the way.
+            self.drop_cancelled();
+        }
+        if self.queued() >= self.config.max_waiting {
             live.outcome = Some(Err(InferenceError::Busy { waiting: self.queued() }));
             live.end();
             return;
