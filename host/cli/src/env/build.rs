@@ -6,7 +6,6 @@ use crate::failure::{Failure, input, run as running};
 use crate::logging;
 use serde_json::Value;
 use std::ffi::OsString;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use wit_component::ComponentEncoder;
@@ -47,9 +46,7 @@ pub fn run(asked: &Build) -> Result<u8, Failure> {
         keeping(&out, |made| {
             let (from, to) = (dir.display().to_string(), made.display().to_string());
             let limit = asked.timeout.to_string();
-            // Nobody reading standard error is no error.
-            let _ = writeln!(std::io::stderr().lock(), "building `{from}`, which takes a minute or two");
-            python(&sdk::python(None)?, &["-m", "prl_env.build", &from, "-o", &to, "--timeout", &limit])
+            python(&sdk::python(None)?, &["-m", "prl_env.build", &from, "--timeout", &limit, "-o", &to])
         })
     } else {
         Err(Failure::input(format_args!(
