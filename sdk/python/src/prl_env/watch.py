@@ -50,6 +50,12 @@ _active: Watch | None = None
 _hooked = False
 
 
+def _of_package(path: str) -> bool:
+    """Whether a file is an installed package's own."""
+    roots = (os.path.realpath(entry) for entry in sys.path if entry.endswith("-packages"))
+    return any(path.startswith(root + os.sep) for root in roots)
+
+
 class Hung(BaseException):
     """A call did not end in time. No `Exception`, so that an environment's own `except` does not take it for one."""
 
@@ -163,6 +169,9 @@ class Watch:
                 f'`Path(__file__).parent / "{name}"`, or use prl_env.load_lines, load_jsonl or load_csv, which look beside '
                 "the module"
             )
+        elif inside.startswith("..") and _of_package(whole):
+            # Packages go in with their data.
+            return
         elif inside.startswith(".."):
             text = f'"{name}" is not in the environment\'s folder; no other file goes into a component'
         elif self.late and isinstance(mode, str) and set(mode) - set("rbtU"):
