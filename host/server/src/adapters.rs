@@ -1,13 +1,12 @@
 //! LoRA adapters by name: which there are, and the doors that load and unload them. Owns the names; what adapters do is the
 //! model's business.
 
-use crate::app::{App, Weights, read};
+use crate::app::{App, Weights};
+use crate::asked::Asked;
 use crate::error::ApiError;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use prl_model::Adapter;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -55,10 +54,8 @@ impl Adapters {
 /// Loads an adapter, or loads it anew: new requests have the new one and nothing that was computed with the old one.
 pub(crate) async fn load(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Asked { mut fields, .. }: Asked,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = read(&headers, body, false)?;
     let name: String = fields.required("lora_name", "a string")?;
     let path: String = fields.required("lora_path", "a string")?;
     fields.finish(&["load_inplace", "lora_int_id", "base_model_name"])?;
@@ -69,9 +66,7 @@ pub(crate) async fn load(
         return Err(ApiError::field("lora_name", format!("`lora_name` is \"{name}\", which cannot name an adapter")));
     }
     let (weights, folder) = (app.weights.clone(), PathBuf::from(&path));
-    let work = move || fitting(weights.as_ref(), &folder, limits.rank);
-    let loaded = tokio::task::spawn_blocking(work).await;
-    let loaded = loaded.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
+    let loaded = tokio::task::spawn_blocking(move || fitting(weights.as_ref(), &folder, limits.rank)).await?;
     let adapter = loaded.map_err(|reason| ApiError::field("lora_path", format!("`lora_path`: {reason}")))?;
     let rank = adapter.rank();
     app.adapters.put(name.clone(), adapter, limits.count)?;
@@ -90,10 +85,8 @@ fn fitting(weights: &dyn Weights, folder: &Path, most: usize) -> Result<Adapter,
 /// Forgets an adapter; requests that have it go on.
 pub(crate) async fn unload(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Asked { mut fields, .. }: Asked,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = read(&headers, body, false)?;
     let name: String = fields.required("lora_name", "a string")?;
     fields.finish(&["lora_int_id"])?;
     match app.adapters.remove(&name) {

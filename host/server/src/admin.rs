@@ -1,13 +1,13 @@
 //! The trainer's doors: pause, resume, new weights. Owns their bodies; what pausing and updating mean is the engine's
 //! business.
 
-use crate::app::{App, read};
+use crate::app::App;
+use crate::asked::Asked;
 use crate::error::ApiError;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use prl_types::PolicyVersion;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -24,8 +24,7 @@ const LONGEST_LEASE: f64 = 86_400.0;
 pub(crate) async fn pause(
     State(app): State<Arc<App>>,
     query: Result<Query<BTreeMap<String, String>>, QueryRejection>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    asked: Result<Asked<true>, ApiError>,
 ) -> Result<Json<Value>, ApiError> {
     let Query(query) = query.map_err(|rejection| ApiError::bad(rejection.body_text()))?;
     // vLLM has these two, and other ways to pause.
@@ -35,7 +34,7 @@ pub(crate) async fn pause(
             return Err(ApiError::unsupported(field, &format!("`{field}` = {value}")));
         }
     }
-    let mut fields = read(&headers, body, true)?;
+    let Asked { mut fields, .. } = asked?;
     fields.neutral("mode", &[json!("keep")])?;
     fields.neutral("clear_cache", &[json!(false)])?;
     let lease: f64 = fields.optional("lease_seconds", "a number")?.unwrap_or(LEASE);
@@ -53,10 +52,9 @@ pub(crate) async fn pause(
 /// Goes on sampling.
 pub(crate) async fn resume(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Asked { fields, .. }: Asked<true>,
 ) -> Result<Json<Value>, ApiError> {
-    read(&headers, body, true)?.finish(&[])?;
+    fields.finish(&[])?;
     app.engine.pause(false)?;
     app.lease.clear();
     app.engine.ping().await?;
@@ -66,10 +64,8 @@ pub(crate) async fn resume(
 /// Samples from the weights in a folder from now on. Where they cannot be used, the old ones stay.
 pub(crate) async fn update_weights(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Asked { mut fields, .. }: Asked<true>,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = read(&headers, body, true)?;
     let Some(dir) = fields.string("weight_dir")? else {
         let message =
             "`weight_dir` is missing; weights come from a folder, other ways are not supported by this server";
@@ -86,8 +82,7 @@ pub(crate) async fn update_weights(
     let update = tokio::spawn(async move {
         let _one = loading.updating.lock().await;
         let weights = loading.weights.clone();
-        let load = tokio::task::spawn_blocking(move || weights.load(&PathBuf::from(dir)));
-        let loaded = load.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
+        let loaded = tokio::task::spawn_blocking(move || weights.load(&PathBuf::from(dir))).await?;
         let snapshot = loaded.map_err(|reason| ApiError::field("weight_dir", format!("`weight_dir`: {reason}")))?;
         let version = PolicyVersion(version.unwrap_or_else(|| loading.engine.stats().version.0.saturating_add(1)));
         loading.engine.update(snapshot, version)?;
@@ -95,7 +90,7 @@ pub(crate) async fn update_weights(
         Ok::<_, ApiError>(version)
     });
     // On a task of its own: a caller who goes away in the middle leaves no lock and no half an update.
-    let version = update.await.map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))??;
+    let version = update.await??;
     tracing::info!(target: "prl_server", "weights of policy {version} are in use");
     Ok(Json(json!({"status": "updated", "version": version.0})))
 }

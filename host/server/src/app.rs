@@ -7,9 +7,7 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::Metrics;
 use crate::pause::Lease;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use prl_inference::Handle;
 use prl_model::{Adapter, Snapshot};
 use prl_render::Renderer;
@@ -143,41 +141,6 @@ impl App {
             return work(&self.renderer);
         }
         let renderer = self.renderer.clone();
-        match tokio::task::spawn_blocking(move || work(&renderer)).await {
-            Ok(result) => result,
-            Err(error) => Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
-        }
-    }
-}
-
-/// The fields of a request's body; `empty` says whether it may have none.
-pub(crate) fn read(headers: &HeaderMap, body: Result<Bytes, BytesRejection>, empty: bool) -> Result<Fields, ApiError> {
-    let body = body.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => {
-            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than this server takes")
-        }
-        _ => ApiError::bad(rejection.body_text()),
-    })?;
-    if body.is_empty() && empty {
-        return Fields::of(serde_json::json!({}));
-    }
-    // Browsers let no page of another origin send this type.
-    let json = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(|value| {
-        value.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
-    });
-    if !json {
-        return Err(ApiError::bad("the body must be JSON, and the header `content-type` must say `application/json`"));
-    }
-    let value = serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("the body is not valid JSON: {e}")))?;
-    Fields::of(value)
-}
-
-/// There is one engine: a request for another one is not for this server.
-pub(crate) fn check_rank(headers: &HeaderMap) -> Result<(), ApiError> {
-    match headers.get("x-data-parallel-rank") {
-        Some(rank) if rank.as_bytes() != b"0" => {
-            Err(ApiError::bad("the header `X-data-parallel-rank` must be 0: this server has one engine"))
-        }
-        _ => Ok(()),
+        tokio::task::spawn_blocking(move || work(&renderer)).await?
     }
 }

@@ -1,7 +1,8 @@
 //! `POST /v1/chat/completions`. Owns this door's fields and the two forms of its answer, which say the same: the whole one
 //! is put together from what the pieces are made of.
 
-use crate::app::{App, check_rank, read};
+use crate::app::App;
+use crate::asked::{Asked, OneEngine};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::metrics::reason;
@@ -12,10 +13,7 @@ use crate::stream_options::{StreamOptions, stream_options};
 use crate::wire::{self, Usage, Words};
 use crate::{clock, messages};
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use prl_inference::Drawn;
 use prl_render::{Open, Prompt, Renderer, TurnDelta, TurnStream};
@@ -101,11 +99,9 @@ struct Shape {
 /// Serves the door.
 pub(crate) async fn chat(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    _: OneEngine,
+    Asked { headers, mut fields }: Asked,
 ) -> Result<Response, ApiError> {
-    check_rank(&headers)?;
-    let mut fields = read(&headers, body, false)?;
     let (model, adapter) = app.model(&mut fields)?;
     let conversation = Conversation::read(&mut fields)?;
     let calls = !conversation.tools.is_empty();
@@ -153,10 +149,7 @@ fn told(fields: &mut Fields, streams: Option<StreamOptions>) -> Result<Told, Api
     if top.is_some_and(|top| top > 0) && !asked {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs` = true"));
     }
-    let prompt = sampling::likeliest(fields, "prompt_logprobs")?;
-    if prompt.is_some() && streams.is_some() {
-        return Err(ApiError::unsupported("prompt_logprobs", "`prompt_logprobs` of a streamed answer"));
-    }
+    let prompt = sampling::of_prompt(fields, streams.is_some())?;
     Ok(Told { sampled: asked.then_some(top.unwrap_or(0)), prompt })
 }
 
@@ -190,12 +183,7 @@ impl Shape {
     }
 
     fn head(&self, object: &str) -> Map<String, Value> {
-        let mut head = Map::new();
-        head.insert("id".into(), json!(self.id));
-        head.insert("object".into(), json!(object));
-        head.insert("created".into(), json!(self.created));
-        head.insert("model".into(), json!(self.model));
-        head
+        wire::head(&self.id, object, self.created, &self.model)
     }
 
     /// How a choice ended: the two fields that say it.

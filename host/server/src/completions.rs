@@ -1,6 +1,7 @@
 //! `POST /v1/completions`. Owns this door's fields and the two forms of its answer.
 
-use crate::app::{App, check_rank, read};
+use crate::app::App;
+use crate::asked::{Asked, OneEngine};
 use crate::chat::{HARMLESS, salt, stop_reason};
 use crate::clock;
 use crate::error::ApiError;
@@ -12,10 +13,7 @@ use crate::sse::{self, Form};
 use crate::stream_options::{StreamOptions, stream_options};
 use crate::wire::{self, TextLogprobs, Usage, Words};
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use prl_inference::{Drawn, PromptDone};
 use prl_render::Renderer;
@@ -49,20 +47,15 @@ struct Shape {
 /// Serves the door.
 pub(crate) async fn completions(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    _: OneEngine,
+    Asked { headers, mut fields }: Asked,
 ) -> Result<Response, ApiError> {
-    check_rank(&headers)?;
-    let mut fields = read(&headers, body, false)?;
     let (model, adapter) = app.model(&mut fields)?;
     let mut sampling = sampling::read(&mut fields, &app.renderer, app.engine.vocab_size())?;
     let streams = stream_options(&mut fields)?;
     let echo = fields.flag("echo", false)?;
     let sampled = sampling::likeliest(&mut fields, "logprobs")?;
-    let asked = sampling::likeliest(&mut fields, "prompt_logprobs")?;
-    if asked.is_some() && streams.is_some() {
-        return Err(ApiError::unsupported("prompt_logprobs", "`prompt_logprobs` of a streamed answer"));
-    }
+    let asked = sampling::of_prompt(&mut fields, streams.is_some())?;
     let told = Told { sampled, prompt: asked };
     sampling.tell(Told { prompt: asked.or(sampled.filter(|_| echo)), ..told })?;
     let token_ids = fields.flag("return_token_ids", false)?;
@@ -157,11 +150,7 @@ impl Shape {
     }
 
     fn head(&self, choices: Value) -> Map<String, Value> {
-        let mut head = Map::new();
-        head.insert("id".into(), json!(self.id));
-        head.insert("object".into(), json!("text_completion"));
-        head.insert("created".into(), json!(self.created));
-        head.insert("model".into(), json!(self.model));
+        let mut head = wire::head(&self.id, "text_completion", self.created, &self.model);
         head.insert("choices".into(), choices);
         head
     }

@@ -6,6 +6,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use prl_inference::InferenceError;
 use serde_json::{Value, json};
+use tokio::task::JoinError;
 
 /// An error as a caller sees it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -77,6 +78,13 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+/// Work of the server's own that did not come to its end.
+impl From<JoinError> for ApiError {
+    fn from(error: JoinError) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
     }
 }
 

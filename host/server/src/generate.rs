@@ -1,7 +1,8 @@
 //! `POST /inference/v1/generate`: token ids in, token ids out. Owns this door's fields and the two forms of its answer;
 //! text is looked at only for stop strings.
 
-use crate::app::{App, check_rank, read};
+use crate::app::App;
+use crate::asked::{Asked, OneEngine};
 use crate::chat::{salt, stop_reason};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -12,10 +13,7 @@ use crate::sse::{self, Form};
 use crate::stream_options::{StreamOptions, stream_options};
 use crate::wire::{self, Usage, Words};
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use prl_inference::Drawn;
 use prl_render::Renderer;
@@ -35,11 +33,9 @@ struct Shape {
 /// Serves the door.
 pub(crate) async fn generate(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    _: OneEngine,
+    Asked { headers, mut fields }: Asked,
 ) -> Result<Response, ApiError> {
-    check_rank(&headers)?;
-    let mut fields = read(&headers, body, false)?;
     let (_, adapter) = app.model(&mut fields)?;
     let ids: Vec<TokenId> = fields.required("token_ids", "a list of token ids")?;
     let params = fields.value("sampling_params").unwrap_or_else(|| json!({}));
@@ -55,11 +51,8 @@ pub(crate) async fn generate(
     let mut sampling = sampling::read(&mut params, &app.renderer, app.engine.vocab_size())?;
     let told = Told {
         sampled: sampling::likeliest(&mut params, "logprobs")?,
-        prompt: sampling::likeliest(&mut params, "prompt_logprobs")?,
+        prompt: sampling::of_prompt(&mut params, streams.is_some())?,
     };
-    if told.prompt.is_some() && streams.is_some() {
-        return Err(ApiError::unsupported("prompt_logprobs", "`prompt_logprobs` of a streamed answer"));
-    }
     sampling.tell(told)?;
     // Clients of vLLM say how they want ids to be told; here they always are.
     params.finish(&["detokenize", "output_kind", "skip_clone", "skip_reading_prefix_cache", "extra_args"])?;

@@ -8,6 +8,7 @@ mod access;
 mod adapters;
 mod admin;
 mod app;
+mod asked;
 mod chat;
 mod clock;
 mod completions;

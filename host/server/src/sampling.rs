@@ -127,6 +127,14 @@ pub(crate) fn likeliest(fields: &mut Fields, field: &str) -> Result<Option<usize
     }
 }
 
+/// The number of likeliest tokens beside each one of the prompt, which is told in whole answers only.
+pub(crate) fn of_prompt(fields: &mut Fields, streamed: bool) -> Result<Option<usize>, ApiError> {
+    match likeliest(fields, "prompt_logprobs")? {
+        Some(_) if streamed => Err(ApiError::unsupported("prompt_logprobs", "`prompt_logprobs` of a streamed answer")),
+        asked => Ok(asked),
+    }
+}
+
 /// One string or a list of them.
 fn strings(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiError> {
     const WANT: &str = "a string or a list of strings";

@@ -1,14 +1,12 @@
 //! `POST /tokenize` and `POST /detokenize`. Owns their bodies, which are vLLM's.
 
-use crate::app::{App, read};
+use crate::app::App;
+use crate::asked::Asked;
 use crate::chat::{Conversation, HARMLESS};
 use crate::completions::encode;
 use crate::error::ApiError;
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use prl_render::Renderer;
 use prl_types::TokenId;
 use serde_json::{Value, json};
@@ -17,10 +15,8 @@ use std::sync::Arc;
 /// Ids of a text, or of messages.
 pub(crate) async fn tokenize(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Asked { mut fields, .. }: Asked,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = read(&headers, body, false)?;
     app.model(&mut fields)?;
     let strings = fields.flag("return_token_strs", false)?;
     let ids = match fields.string("prompt")? {
@@ -46,10 +42,8 @@ pub(crate) async fn tokenize(
 /// The text of ids, special tokens included.
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
+    Asked { mut fields, .. }: Asked,
 ) -> Result<Json<Value>, ApiError> {
-    let mut fields = read(&headers, body, false)?;
     app.model(&mut fields)?;
     let ids: Vec<TokenId> = fields.required("tokens", "a list of token ids")?;
     fields.finish(HARMLESS)?;

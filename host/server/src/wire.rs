@@ -35,6 +35,16 @@ impl Usage {
     }
 }
 
+/// The beginning of an answer in OpenAI's form.
+pub(crate) fn head(id: &str, object: &str, created: u64, model: &str) -> Map<String, Value> {
+    let mut head = Map::new();
+    head.insert("id".into(), json!(id));
+    head.insert("object".into(), json!(object));
+    head.insert("created".into(), json!(created));
+    head.insert("model".into(), json!(model));
+    head
+}
+
 /// A token in words.
 #[derive(Clone, Copy)]
 pub(crate) struct Words<'a> {
