@@ -1,9 +1,8 @@
 //! LoRA adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. Owns reading them and what is
 //! refused; what they do to a forward pass is prl-kernels' business.
 
-use crate::fast::dims;
 use crate::folder::{each_float, map_file};
-use crate::{ModelConfig, ModelError};
+use crate::{ModelConfig, ModelError, names};
 use prl_kernels::{AdapterLayer, LowRank};
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -15,6 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SETTINGS: &str = "adapter_config.json";
 /// The weights' file.
 const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// The matrices of a layer that may have an addition.
+const MATRICES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// Low-rank additions to a model's matrices, for some of the sequences of a batch.
 #[derive(Debug)]
@@ -88,10 +90,7 @@ impl Adapter {
         }
         let r = settings.r as f64;
         let scale = settings.lora_alpha / if settings.use_rslora { r.sqrt() } else { r };
-        let layers = read(&dir.join(WEIGHTS), config, settings.r, scale as f32)?;
-        let dims = dims(config);
-        layers.iter().try_for_each(|layer| layer.validate(&dims)).map_err(ModelError::execution)?;
-        Ok(Adapter::new(layers))
+        read(&dir.join(WEIGHTS), config, settings.r, scale as f32).map(Adapter::new)
     }
 
     /// A number that no other adapter of this process has.
@@ -115,21 +114,22 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
     let wrong = |reason: String| ModelError::weights(path, reason);
     let tensors = SafeTensors::deserialize(&file)
         .map_err(|e| wrong(format!("damaged or cut short, no valid safetensors file ({e})")))?;
-    let mut factors: BTreeMap<(usize, String), [Option<Vec<f32>>; 2]> = BTreeMap::new();
+    let matrices = names::parameters(config);
+    let mut factors: BTreeMap<(usize, &str), [Option<Vec<f32>>; 2]> = BTreeMap::new();
     for (name, view) in tensors.tensors() {
-        let place = place(&name).filter(|(layer, _, _)| *layer < config.layers);
-        let Some((layer, matrix, which)) = place else {
+        let found = place(&name).and_then(|place| Some((matrices.iter().find(|m| m.name == place.of)?, place)));
+        let Some((matrix, place)) = found else {
             return Err(wrong(format!("tensor `{name}` belongs to no matrix that the model has")));
         };
-        let shape = shape(config, matrix, which, rank);
+        let shape = if place.is_b { [matrix.shape[0], rank] } else { [rank, matrix.shape[1]] };
         if view.shape() != shape {
             return Err(wrong(format!("tensor `{name}` has shape {:?} and must have {shape:?}", view.shape())));
         }
         let mut values = each_float(path, &name, &view)?;
-        if which == 1 {
+        if place.is_b {
             values.iter_mut().for_each(|x| *x *= scale);
         }
-        factors.entry((layer, matrix.to_owned())).or_default()[which] = Some(values);
+        factors.entry((place.layer, place.matrix)).or_default()[usize::from(place.is_b)] = Some(values);
     }
     let mut layers = vec![AdapterLayer::default(); config.layers];
     for ((layer, matrix), factors) in factors {
@@ -137,7 +137,7 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
             return Err(wrong(format!("layer {layer} has one factor of {matrix} only, lora_A or lora_B")));
         };
         let own = &mut layers[layer];
-        let slot = match matrix.as_str() {
+        let slot = match matrix {
             "q_proj" => &mut own.q,
             "k_proj" => &mut own.k,
             "v_proj" => &mut own.v,
@@ -151,34 +151,28 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
     Ok(layers)
 }
 
-/// Layer, matrix, and 0 for A or 1 for B, of a name such as
-/// `base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight`.
-fn place(name: &str) -> Option<(usize, &str, usize)> {
+/// Which factor a tensor is.
+struct Place {
+    layer: usize,
+    /// The matrix's short name, one of [`MATRICES`].
+    matrix: &'static str,
+    /// The name of the matrix in a model's files.
+    of: String,
+    /// Whether it is B rather than A.
+    is_b: bool,
+}
+
+/// The place of a name such as `base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight`.
+fn place(name: &str) -> Option<Place> {
     let (_, rest) = name.split_once("layers.")?;
     let parts: Vec<&str> = rest.split('.').collect();
     let [layer, block, matrix, factor @ ..] = parts.as_slice() else { return None };
-    let which = match factor {
-        ["lora_A", "weight"] | ["lora_A", "default", "weight"] => 0,
-        ["lora_B", "weight"] | ["lora_B", "default", "weight"] => 1,
+    let is_b = match factor {
+        ["lora_A", "weight"] | ["lora_A", "default", "weight"] => false,
+        ["lora_B", "weight"] | ["lora_B", "default", "weight"] => true,
         _ => return None,
     };
-    let known = match *block {
-        "self_attn" => ["q_proj", "k_proj", "v_proj", "o_proj"].contains(matrix),
-        "mlp" => ["gate_proj", "up_proj", "down_proj"].contains(matrix),
-        _ => false,
-    };
-    known.then_some((layer.parse().ok()?, matrix, which))
-}
-
-fn shape(config: &ModelConfig, matrix: &str, which: usize, rank: usize) -> [usize; 2] {
-    let (h, f) = (config.hidden_size, config.intermediate_size);
-    let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    let [out, input] = match matrix {
-        "q_proj" => [q, h],
-        "k_proj" | "v_proj" => [kv, h],
-        "o_proj" => [h, q],
-        "down_proj" => [h, f],
-        _ => [f, h],
-    };
-    if which == 0 { [rank, input] } else { [out, rank] }
+    let known = MATRICES.iter().find(|known| *known == matrix)?;
+    let layer = layer.parse().ok()?;
+    Some(Place { layer, matrix: known, of: format!("model.layers.{layer}.{block}.{matrix}.weight"), is_b })
 }

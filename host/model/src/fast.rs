@@ -151,6 +151,9 @@ impl Snapshot for FastSnapshot {
             }
             check_ids(item.ids, &self.config)?;
             let adapter = item.adapter.map(Adapter::layers);
+            // The kernels read as far as the dimensions say.
+            let fits = |layer: &prl_kernels::AdapterLayer| layer.validate(&self.weights.dims);
+            adapter.into_iter().flatten().try_for_each(fits).map_err(|e| ModelError::Input(e.to_string()))?;
             items.push(ExtendItem { cache, ids: item.ids, logits: item.want.logits(item.ids.len()), adapter });
         }
         let logits = prl_kernels::extend(&self.weights.view(), &mut items);

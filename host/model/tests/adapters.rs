@@ -85,6 +85,12 @@ fn an_adapter_does_what_merged_weights_do_whatever_stands_beside_it() {
         [(&ids[..3], Some(&other)), (&ids, None), (&ids, Some(&adapter)), (&ids[2..], Some(&other))];
     let together = logits(snapshot.as_ref(), &all);
     assert_eq!((&together[1], &together[2]), (&plain[0], &adapted[0]));
+    // One of another model is refused rather than read beyond its end.
+    let short = LowRank { a: values(8, 1), b: values(8, 2), rank: 1 };
+    let foreign = Adapter::new(vec![AdapterLayer { q: Some(short), ..AdapterLayer::default() }]);
+    let mut cache = snapshot.new_cache(&Meter::default());
+    let item = Extend { cache: &mut cache, ids: &ids, want: Want::Logits, adapter: Some(&foreign) };
+    assert!(snapshot.extend(&mut [item]).unwrap_err().to_string().contains("addition of rank 1 to q"));
     assert!(decoder.snapshot(Kernels::Reference).unwrap().takes_adapters() != snapshot.takes_adapters());
 }
 
