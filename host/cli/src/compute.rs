@@ -93,6 +93,15 @@ impl Compute {
         if self.gpu.is_some() { Device::Cpu } else { self.device }
     }
 
+    /// A model made ready to sample from, of sequences of up to `context` tokens, and never to train.
+    ///
+    /// # Errors
+    /// As [`Compute::learner`].
+    pub fn sampler(&mut self, decoder: Decoder, context: usize) -> Result<Learner, Failure> {
+        let model = TrainerModel::default();
+        self.learner(decoder, &model, MatmulPrecision::High, context.min(model.seq_len))
+    }
+
     /// A model made ready to train in passes of up to `tokens` tokens. Where the configuration left the device open and
     /// the GPU cannot compute such a model, it is the CPU after all.
     ///

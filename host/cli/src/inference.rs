@@ -8,7 +8,7 @@ use crate::failure::{Failure, input, run as running};
 use crate::logging;
 use crate::machine;
 use crate::signals;
-use prl_config::{InferenceRun, Loaded, MatmulPrecision, TrainerModel};
+use prl_config::{InferenceRun, Loaded};
 use prl_inference::{Engine, EngineConfig};
 use prl_model::{Adapter, Decoder, Device, ModelConfig, Snapshot};
 use prl_render::Renderer;
@@ -217,9 +217,7 @@ fn cache_bytes(config: &InferenceRun, compute: &Compute, shape: &ModelConfig) ->
 
 /// Weights ready to sample from.
 fn snapshot(compute: &mut Compute, decoder: Decoder, context: usize) -> Result<Arc<dyn Snapshot>, Failure> {
-    let model = TrainerModel::default();
-    let learner = compute.learner(decoder, &model, MatmulPrecision::High, context.min(model.seq_len))?;
-    learner.snapshot().map_err(Failure::input)
+    compute.sampler(decoder, context)?.snapshot().map_err(Failure::input)
 }
 
 /// New weights from folders, for the device that the engine runs on.

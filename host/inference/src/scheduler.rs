@@ -238,8 +238,12 @@ impl<F: Forward> Scheduler<F> {
 
     /// Bytes that running sequences take in the next step, and prompts until they are through.
     fn promised(&self) -> usize {
-        let decoding: usize = self.decoding.iter().map(|d| d.cache.growth(1)).sum();
-        decoding + self.prefills.iter().map(|p| p.cache.growth(p.ids.len() - p.done)).sum::<usize>()
+        self.of_decoding() + self.prefills.iter().map(|p| p.cache.growth(p.ids.len() - p.done)).sum::<usize>()
+    }
+
+    /// Bytes that decoding sequences take in the next step.
+    fn of_decoding(&self) -> usize {
+        self.decoding.iter().map(|d| d.cache.growth(1)).sum()
     }
 
     /// Gives up what is kept of past sequences until `bytes` fit; whether they do.
@@ -258,8 +262,8 @@ impl<F: Forward> Scheduler<F> {
         loop {
             let chunks = self.chunks();
             let prompts = self.prefills.iter().zip(&chunks);
-            let growth = prompts.map(|(p, n)| if *n == 0 { 0 } else { p.cache.growth(*n) }).sum::<usize>()
-                + self.decoding.iter().map(|d| d.cache.growth(1)).sum::<usize>();
+            let of_prompts: usize = prompts.map(|(p, n)| if *n == 0 { 0 } else { p.cache.growth(*n) }).sum();
+            let growth = of_prompts + self.of_decoding();
             if self.free(growth) || !self.preempt() {
                 return chunks;
             }

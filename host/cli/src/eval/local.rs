@@ -11,7 +11,7 @@ use crate::ports::tape::Tapes;
 use crate::signals;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_config::{Kernels, MatmulPrecision, TrainerModel};
+use prl_config::Kernels;
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::HubOptions;
 use prl_orchestrator::{
@@ -37,9 +37,7 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
             "`--max-model-len` is {context}, but the model was made for {made_for} tokens"
         )));
     }
-    let model = TrainerModel::default();
-    let learner = compute.learner(decoder, &model, MatmulPrecision::High, context.min(model.seq_len))?;
-    let snapshot = learner.snapshot().map_err(Failure::run)?;
+    let snapshot = compute.sampler(decoder, context)?.snapshot().map_err(Failure::run)?;
     let limits = EngineConfig::new(asked.max_concurrent as usize, context);
     let engine = Engine::start(snapshot, PolicyVersion(0), limits).map_err(Failure::input)?;
     let decoded = renderer.clone();
