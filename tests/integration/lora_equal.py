@@ -5,12 +5,12 @@ Usage: lora_equal.py PRL_BINARY MODEL_FOLDER SCRATCH_FOLDER
 
 import json
 import pathlib
-import subprocess
 import sys
 import urllib.request
 
 import torch
 from peft import LoraConfig, get_peft_model
+from serving import Serving
 from transformers import AutoModelForCausalLM
 
 prl, folder, adapter = sys.argv[1], sys.argv[2], str(pathlib.Path(sys.argv[3]) / "adapter")
@@ -27,21 +27,17 @@ with torch.no_grad():
             parameter.normal_(0, 0.05)
 model.save_pretrained(adapter)
 
-words = [prl, "inference", "--model.name", folder, "--served-model-name", "plain", "--server.port", "0", "--device", "cpu"]
-server = subprocess.Popen([*words, "--enable-lora"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-url = next("http://" + line.split("http://")[1].split()[0] for line in server.stdout if "http://" in line)
 
-
-def post(path, body):
+def post(url, path, body):
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=300) as answer:
         return json.load(answer)
 
 
-def off(name, ids):
+def off(url, name, ids):
     """The largest difference of log-probabilities from a teacher-forced pass."""
     params = {"max_tokens": NEW, "temperature": 1.0, "seed": 5, "logprobs": 1, "ignore_eos": True}
-    choice = post("/inference/v1/generate", {"model": name, "token_ids": ids, "sampling_params": params})["choices"][0]
+    choice = post(url, "/inference/v1/generate", {"model": name, "token_ids": ids, "sampling_params": params})["choices"][0]
     whole = ids + choice["token_ids"]
     with torch.no_grad():
         table = torch.log_softmax(model(torch.tensor([whole])).logits[0].double(), -1)
@@ -49,15 +45,13 @@ def off(name, ids):
     return max(abs(a["logprob"] - b) for a, b in zip(choice["logprobs"]["content"], theirs, strict=True))
 
 
-try:
-    post("/load_lora_adapter", {"lora_name": "adapted", "lora_path": adapter})
+with Serving(prl, folder, "--served-model-name", "plain", "--enable-lora") as server:
+    url = server.url
+    post(url, "/load_lora_adapter", {"lora_name": "adapted", "lora_path": adapter})
     prompts = [[(i * 37 + j * 11) % vocab for j in range(5 + 7 * i)] for i in range(8)]
-    worst = max(off("adapted", ids) for ids in prompts)
+    worst = max(off(url, "adapted", ids) for ids in prompts)
     with model.disable_adapter():
-        beside = max(off("plain", ids) for ids in prompts)
+        beside = max(off(url, "plain", ids) for ids in prompts)
     assert worst <= 1e-4 and beside <= 1e-4, (worst, beside)
-    assert min(off("plain", ids) for ids in prompts) > 1e-2, "the adapter does nothing"
+    assert min(off(url, "plain", ids) for ids in prompts) > 1e-2, "the adapter does nothing"
     print(f"lora_equal: logprobs of {len(prompts)} prompts within {worst:.1e} with the adapter, {beside:.1e} without it")
-finally:
-    server.terminate()
-    server.communicate(timeout=60)

@@ -5,29 +5,16 @@ Usage: openai_client.py PRL_BINARY MODEL_FOLDER
 
 import json
 import os
-import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 
 import openai
+from serving import Serving
 
 KEY = "a key"
 CALL = '<tool_call>\n{"name": "get", "arguments": {"a": 1}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "get", "description": "d", "parameters": {"type": "object", "properties": {}}}}]
-
-
-def start(prl: str, model: str) -> tuple[subprocess.Popen, str]:
-    command = [prl, "inference", "--model.name", model, "--served-model-name", "tiny", "--server.port", "0"]
-    command += ["--device", "cpu", "--kv-cache-gb", "0.5", "--server.api-key-var", "PRL_TEST_KEY"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PRL_TEST_KEY": KEY})
-    for line in server.stdout:
-        found = re.match(r"Serving tiny on (http://\S+)$", line)
-        if found:
-            return server, found[1]
-    raise SystemExit(f"the server ended with {server.wait()}")
 
 
 def chat(client: openai.OpenAI) -> None:
@@ -119,13 +106,9 @@ def calling(model: str, scratch: str) -> str:
 
 
 def served(prl: str, model: str, check) -> None:
-    server, address = start(prl, model)
-    try:
-        check(address)
-    finally:
-        server.send_signal(signal.SIGTERM)
-        code = server.wait(timeout=30)
-    assert code == 143, code
+    words = ["--served-model-name", "tiny", "--kv-cache-gb", "0.5", "--server.api-key-var", "PRL_TEST_KEY"]
+    with Serving(prl, model, *words, env={**os.environ, "PRL_TEST_KEY": KEY}) as server:
+        check(server.url)
 
 
 def client_of(address: str, key: str = KEY) -> openai.OpenAI:

@@ -8,11 +8,11 @@ sampled at temperature 1, and of the prompt, are those of a teacher-forced pass,
 
 import json
 import pathlib
-import subprocess
 import sys
 import urllib.request
 
 import torch
+from serving import Serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 prl, folder = sys.argv[1], sys.argv[2]
@@ -26,40 +26,24 @@ TEXTS = [
 prompts = [TEXTS[i % len(TEXTS)] + " again" * (i // len(TEXTS)) for i in range(count)]
 
 
-class Server:
-    """A server on a free port, ended at the end."""
-
-    def __enter__(self):
-        words = [prl, "inference", "--model.name", folder, "--server.port", "0", "--device", "cpu", "--max-num-seqs", "16"]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for line in self.process.stdout:
-            if "http://" in line:
-                self.url = "http://" + line.split("http://")[1].split()[0].rstrip("/.,")
-                return self
-        raise SystemExit(f"the server does not start: {self.process.wait()}")
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.communicate(timeout=60)
-
-    def generate(self, ids, **params):
-        body = json.dumps({"token_ids": ids, "sampling_params": params}).encode()
-        request = urllib.request.Request(self.url + "/inference/v1/generate", body, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=600) as answer:
-            return json.load(answer)
+def generate(server, ids, **params):
+    body = json.dumps({"token_ids": ids, "sampling_params": params}).encode()
+    request = urllib.request.Request(server.url + "/inference/v1/generate", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return json.load(answer)
 
 
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 greedy_off, worst, scored = [], 0.0, 0
-with Server() as server:
+with Serving(prl, folder, "--max-num-seqs", "16") as server:
     for at, text in enumerate(prompts):
         ids = tokenizer.encode(text, add_special_tokens=False) or [1]
         with torch.no_grad():
             words = {"do_sample": False, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
             whole = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **words)[0]
         expected = whole[len(ids) :].tolist()
-        got = server.generate(ids, max_tokens=new, temperature=0, ignore_eos=True)["choices"][0]["token_ids"]
+        got = generate(server, ids, max_tokens=new, temperature=0, ignore_eos=True)["choices"][0]["token_ids"]
         if got != expected:
             # A tie within rounding may go either way; what follows it then differs.
             first = next(i for i, (a, b) in enumerate(zip(got, expected)) if a != b)
@@ -68,8 +52,8 @@ with Server() as server:
             gap = float(row[expected[first]] - row[got[first]])
             if gap > 1e-4:
                 greedy_off.append((text, first, gap))
-        answer = server.generate(
-            ids, max_tokens=new, temperature=1.0, seed=at, logprobs=1, prompt_logprobs=0, ignore_eos=True
+        answer = generate(
+            server, ids, max_tokens=new, temperature=1.0, seed=at, logprobs=1, prompt_logprobs=0, ignore_eos=True
         )
         choice = answer["choices"][0]
         sampled = choice["token_ids"]

@@ -14,12 +14,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 
 import httpx
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from serving import Serving
 
 prl, folder, other = sys.argv[1], sys.argv[2], sys.argv[3] + "/other"
 seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 300
@@ -44,16 +44,6 @@ while time.monotonic() < stop:
     print(time.perf_counter() - begun)
     time.sleep(0.05)
 """
-
-
-def start():
-    words = [prl, "inference", "--model.name", folder, "--server.port", "0", "--device", "cpu", "--max-num-seqs", "64"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        if "http://" in line:
-            url = "http://" + line.split("http://")[1].split()[0].rstrip("/.,")
-            return process, url
-    raise SystemExit(f"the server does not start: {process.wait()}")
 
 
 def change():
@@ -88,17 +78,8 @@ def metric(text, name):
 
 async def main():
     change()
-    process, url = start()
-    # Its words must not fill the pipe.
-    drain = threading.Thread(target=process.stdout.read, daemon=True)
-    drain.start()
-    try:
-        await load(url)
-    except BaseException:
-        process.kill()
-        raise
-    process.terminate()
-    assert process.wait(60) in (0, 143), process.returncode
+    with Serving(prl, folder, "--max-num-seqs", "64") as server:
+        await load(server.url)
 
 
 async def load(url):
