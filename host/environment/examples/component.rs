@@ -69,6 +69,26 @@ async fn compare(committed: &Path, rebuilt: &Path) -> Outcome<()> {
 #[derive(Clone, Default)]
 struct Script(Arc<Mutex<Vec<String>>>);
 
+impl Script {
+    /// What was asked, in order of the text: no score is ever had, so every rollout that began is ended beside the
+    /// others, in its own time.
+    async fn settled(&self) -> Vec<String> {
+        let all_ended = async {
+            loop {
+                let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let count = |start: &str| asked.iter().filter(|asked| asked.starts_with(start)).count();
+                if count("DELETE ") == count("POST http://localhost/v0.1/rollouts ") {
+                    asked.sort();
+                    return asked;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let late = tokio::time::timeout(Duration::from_secs(10), all_ended).await;
+        late.unwrap_or_else(|_| vec!["a rollout is never ended".into()])
+    }
+}
+
 impl HttpClient for Script {
     fn fetch(&self, request: HttpRequest) -> BoxFuture<'static, Result<HttpResponse, ServiceError>> {
         let body = String::from_utf8_lossy(request.body.as_deref().unwrap_or_default()).into_owned();
@@ -109,7 +129,7 @@ async fn compare_bridge(committed: &Path, rebuilt: &Path) -> Outcome<()> {
         let server = Server { url: "http://localhost".into(), client, bridge: Some(path.to_owned()) };
         let file = sandbox.connect(&server, &Limits::default()).await?;
         let behaviour = behaviour(&file).await?;
-        let asked = script.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let asked = script.settled().await;
         seen.push((file.imports().to_vec(), file.info().clone(), behaviour, asked));
     }
     same("what it does", &seen[0], &seen[1])?;
