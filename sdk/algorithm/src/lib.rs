@@ -28,12 +28,14 @@
 //! # assert_eq!(score::<Reinforce>("{}", &group).unwrap().streams[0].advantages, Some(vec![0.0, 0.0, 0.5]));
 //! ```
 //!
-//! Owns the safe face of the ABI: typed views of a group, a checked writer of streams, panics turned into errors, and a
-//! test harness ([`testing`]). Must not know the host beyond `prl-abi`, nor any particular algorithm.
+//! Owns the safe face of the ABI: typed views of a group, a checked writer of streams, panics turned into errors,
+//! statistics of rewards ([`stats`]), and a test harness ([`testing`]). Must not know the host beyond `prl-abi`, nor any
+//! particular algorithm.
 
 pub mod export;
 mod group;
 mod host;
+pub mod stats;
 pub mod testing;
 
 pub use group::{Component, Group, Metric, Role, Rollout, Sample, Turn};
