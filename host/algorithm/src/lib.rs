@@ -16,7 +16,7 @@ mod view;
 
 pub use algorithm::{Algorithm, Scored};
 pub use error::AlgorithmError;
-pub use metadata::{Hook, Metadata, inspect};
+pub use metadata::{Hook, Metadata, Reference, Source, inspect};
 pub use plugin::Plugin;
 pub use registry::{Found, Registry, Search};
 pub use routing::{ActionLoss, stamp_loss_routing};

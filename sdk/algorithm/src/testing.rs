@@ -230,6 +230,7 @@ impl<A: Algorithm> Tested<A> {
             write,
             drop: drop_rollout,
             save,
+            reference,
         }));
         let mut tested = Tested { table, instance: ptr::null_mut(), recorder, host, _algorithm: PhantomData };
         let create = tested.table.create.ok_or("no `create` in the table")?;
@@ -259,6 +260,17 @@ impl<A: Algorithm> Tested<A> {
     /// As [`Tested::score_group`].
     pub fn score_rollout(&mut self, group: &GroupBuilder) -> Result<Scored, String> {
         self.score(group, self.table.score_rollout, "score_rollout")
+    }
+
+    /// Shows a group of one rollout to `reference`: by sample, the messages that it asks for.
+    ///
+    /// # Errors
+    /// As [`Tested::score_group`].
+    pub fn reference(&mut self, group: &GroupBuilder) -> Result<Vec<Option<serde_json::Value>>, String> {
+        self.recorder().prefixes = vec![None; group.data.samples()];
+        let outcome = self.score(group, self.table.reference, "reference");
+        let prefixes = std::mem::take(&mut self.recorder().prefixes);
+        outcome.map(|_| prefixes)
     }
 
     fn score(&mut self, group: &GroupBuilder, hook: Option<prl_abi::Score>, name: &str) -> Result<Scored, String> {
@@ -336,6 +348,8 @@ struct Recorder {
     error: Option<String>,
     fault: Option<String>,
     random: u64,
+    /// By sample, during `reference` only.
+    prefixes: Vec<Option<serde_json::Value>>,
 }
 
 impl Recorder {
@@ -438,6 +452,20 @@ unsafe extern "C" fn drop_rollout(ctx: *mut c_void, rollout: usize, reason: Str)
             prl_abi::OK
         }
         None => recorder.fail(format!("there is no rollout {rollout}")),
+    }
+}
+
+unsafe extern "C" fn reference(ctx: *mut c_void, sample: usize, messages: Str) -> i32 {
+    let (recorder, messages) = unsafe { (recorder(ctx), text(messages)) };
+    let Some(place) = recorder.prefixes.get_mut(sample) else {
+        return recorder.fail(format!("there is no sample {sample} that could have a reference"));
+    };
+    match serde_json::from_str(&messages) {
+        Ok(messages) => {
+            *place = Some(messages);
+            prl_abi::OK
+        }
+        Err(e) => recorder.fail(format!("the messages of sample {sample} are no JSON: {e}")),
     }
 }
 
