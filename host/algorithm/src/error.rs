@@ -63,7 +63,7 @@ pub enum AlgorithmError {
     #[error("the plug-in `{name}` ({}) breaks the plug-in ABI: {reason}", path.display())]
     Contract { name: String, path: PathBuf, reason: String },
     /// The plug-in does not take its configuration.
-    #[error("the algorithm `{name}` rejects its configuration [orchestrator.algo]: {reason}")]
+    #[error("the algorithm `{name}` rejects its configuration: {reason}")]
     Config { name: String, reason: String },
     /// A call failed with a text of the plug-in.
     #[error("the algorithm `{name}` failed in {call}: {reason}")]

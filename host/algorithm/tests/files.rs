@@ -152,7 +152,7 @@ fn libraries_that_break_the_abi_are_refused_by_rule() {
     }
     let Some(path) = build("fine", &[]) else { return };
     let error = Plugin::load(&path).unwrap().create(&serde_json::json!({}), 0).err().unwrap().to_string();
-    assert_eq!(error, "the algorithm `bad` rejects its configuration [orchestrator.algo]: not today");
+    assert_eq!(error, "the algorithm `bad` rejects its configuration: not today");
 
     let plain = file(dir.path(), "plain.c", b"int forty_two(void); int forty_two(void) { return 42; }\n");
     let path = dir.path().join("libplain.so");
