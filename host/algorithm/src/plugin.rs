@@ -49,11 +49,27 @@ impl Plugin {
         &self.metadata
     }
 
-    /// Makes an instance. `config` holds the keys of `[orchestrator.algo]` other than `type`; `seed` is the instance's own.
+    /// Makes an instance that scores. `config` holds the plug-in's keys of `[orchestrator.algo]`; `seed` is the instance's
+    /// own.
     ///
     /// # Errors
     /// [`AlgorithmError::Config`] with the plug-in's text, [`AlgorithmError::Panic`].
     pub fn create(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
+        self.instance(config, seed, "orchestrator.algo")
+    }
+
+    /// Makes an instance whose loss is called. `config` holds the plug-in's keys of `[trainer.loss]`.
+    ///
+    /// # Errors
+    /// As [`Plugin::create`], and [`AlgorithmError::NoLoss`].
+    pub fn create_loss(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
+        if self.table.loss.is_none() {
+            return Err(AlgorithmError::NoLoss { name: self.metadata.name.clone() });
+        }
+        self.instance(config, seed, "trainer.loss")
+    }
+
+    fn instance(&self, config: &Value, seed: u64, section: &'static str) -> Result<Algorithm, AlgorithmError> {
         let host = HostTable::new(Context::new(&self.metadata.name));
         let config = config.to_string();
         let mut instance = ptr::null_mut();
@@ -67,7 +83,7 @@ impl Plugin {
         match code {
             prl_abi::OK => Ok(Algorithm::new(self.metadata.clone(), self.table, host, instance, seed)),
             prl_abi::PANIC => Err(AlgorithmError::Panic { name: name(), call: "create", reason }),
-            _ => Err(AlgorithmError::Config { name: name(), reason }),
+            _ => Err(AlgorithmError::Config { name: name(), section, reason }),
         }
     }
 
