@@ -33,11 +33,11 @@ pub struct Scored {
 
 /// A running instance of an algorithm.
 pub struct Algorithm {
-    metadata: Metadata,
-    table: prl_abi::Plugin,
-    host: HostTable,
-    instance: *mut c_void,
-    seed: u64,
+    pub(crate) metadata: Metadata,
+    pub(crate) table: prl_abi::Plugin,
+    pub(crate) host: HostTable,
+    pub(crate) instance: *mut c_void,
+    pub(crate) seed: u64,
 }
 
 // SAFETY: `prl.h` promises that an instance may be used by one thread after another.
@@ -182,13 +182,14 @@ impl Algorithm {
     }
 
     /// Warns of a call that others wait for.
-    fn note(&self, call: &'static str, time: Duration) {
+    pub(crate) fn note(&self, call: &'static str, time: Duration) {
         if time > SLOW_CALL {
             tracing::warn!("algorithm {} took {:.1} s in {call}", self.metadata.name, time.as_secs_f64());
         }
     }
 
-    fn finish(&self, call: &'static str, code: i32) -> Result<Outcome, AlgorithmError> {
+    /// Closes a call whose function returned `code`.
+    pub(crate) fn finish(&self, call: &'static str, code: i32) -> Result<Outcome, AlgorithmError> {
         let mut outcome = self.host.context().end();
         let name = self.metadata.name.clone();
         let mut text = || outcome.error.take().unwrap_or_else(|| format!("it returned {code} without a reason"));
@@ -201,7 +202,7 @@ impl Algorithm {
         }
     }
 
-    fn output(&self, call: &'static str, reason: String) -> AlgorithmError {
+    pub(crate) fn output(&self, call: &'static str, reason: String) -> AlgorithmError {
         AlgorithmError::Output { name: self.metadata.name.clone(), call, reason }
     }
 }
@@ -238,6 +239,7 @@ fn collect(rollouts: &[&Rollout], sink: Sink, metrics: Vec<Metric>, time: Durati
     Scored { streams, dropped: sink.dropped, metrics, seconds: time.as_secs_f64() }
 }
 
-fn mix(parts: &[u64]) -> u64 {
+/// One seed out of several numbers.
+pub(crate) fn mix(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |state, part| splitmix(state ^ part).1)
 }

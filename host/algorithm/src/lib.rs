@@ -8,6 +8,7 @@ mod algorithm;
 mod clock;
 mod error;
 mod host;
+mod loss;
 mod metadata;
 mod plugin;
 mod registry;

@@ -49,7 +49,8 @@ impl Plugin {
         &self.metadata
     }
 
-    /// Makes an instance. `config` holds the keys of `[orchestrator.algo]` other than `type`; `seed` is the instance's own.
+    /// Makes an instance that scores. `config` holds the plug-in's keys of `[orchestrator.algo]`; `seed` is the instance's
+    /// own.
     ///
     /// # Errors
     /// [`AlgorithmError::Config`] with the plug-in's text, [`AlgorithmError::Panic`].
@@ -69,6 +70,17 @@ impl Plugin {
             prl_abi::PANIC => Err(AlgorithmError::Panic { name: name(), call: "create", reason }),
             _ => Err(AlgorithmError::Config { name: name(), reason }),
         }
+    }
+
+    /// Makes an instance whose loss is called. `config` holds the plug-in's keys of `[trainer.loss]`.
+    ///
+    /// # Errors
+    /// As [`Plugin::create`], and [`AlgorithmError::NoLoss`].
+    pub fn create_loss(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
+        if self.table.loss.is_none() {
+            return Err(AlgorithmError::NoLoss { name: self.metadata.name.clone() });
+        }
+        self.create(config, seed)
     }
 
     fn contract(&self, reason: impl Into<String>) -> AlgorithmError {

@@ -279,7 +279,8 @@ pub struct Turn {
 }
 
 /// Whose message a token came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
 pub enum Role {
     System,
@@ -297,6 +298,16 @@ impl Role {
             Role::Assistant => "assistant",
             Role::Tool => "tool",
         }
+    }
+
+    pub(crate) const fn id(self) -> u8 {
+        let id = match self {
+            Role::System => role::SYSTEM,
+            Role::User => role::USER,
+            Role::Assistant => role::ASSISTANT,
+            Role::Tool => role::TOOL,
+        };
+        id as u8
     }
 }
 
