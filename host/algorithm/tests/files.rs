@@ -176,7 +176,10 @@ fn a_registry_finds_by_name_and_says_what_it_knows() {
     let search = |plugins| Search::new(plugins, Some(&path), &bin.join("prl"));
 
     let registry = Registry::discover(&search(vec![])).unwrap();
-    assert_eq!(registry.names(), ["grpo", "rogue"]);
+    let names: Vec<&str> = registry.found().iter().map(|found| found.metadata.name.as_str()).collect();
+    assert_eq!(names, ["grpo", "rogue"]);
+    let broken: Vec<&Path> = registry.broken().map(|(path, _)| path).collect();
+    assert_eq!(broken, [bin.join("libdamaged.so")]);
     assert_eq!(registry.open("grpo").unwrap().path(), bin.join("libgrpo.so"));
     assert_eq!(registry.open("rogue").unwrap().metadata().name, "rogue");
     assert!(matches!(registry.open("damaged").unwrap_err(), AlgorithmError::Damaged { .. }));
