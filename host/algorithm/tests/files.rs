@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{compile_c, group, library};
+use common::{compile_c, group, library, outside};
 use prl_algorithm::{AlgorithmError, Hook, Plugin, Registry, Search, inspect};
 use std::ffi::OsStr;
 use std::fs;
@@ -169,19 +169,19 @@ fn a_registry_finds_by_name_and_says_what_it_knows() {
         fs::create_dir_all(folder).unwrap();
     }
     fs::copy(library("grpo"), bin.join("libgrpo.so")).unwrap();
-    fs::copy(library("rogue"), lib.join("libany_file_name.so")).unwrap();
+    fs::copy(outside("misbehave"), lib.join("libany_file_name.so")).unwrap();
     file(&bin, "libdamaged.so", b"\x7fELF");
     file(&bin, "notes.txt", b"not looked at");
     let path = std::env::join_paths([&extra, &dir.path().join("missing")]).unwrap();
     let search = |plugins| Search::new(plugins, Some(&path), &bin.join("prl"));
 
     let registry = Registry::discover(&search(vec![])).unwrap();
-    assert_eq!(registry.names(), ["grpo", "rogue"]);
+    assert_eq!(registry.names(), ["grpo", "misbehave"]);
     assert_eq!(registry.open("grpo").unwrap().path(), bin.join("libgrpo.so"));
-    assert_eq!(registry.open("rogue").unwrap().metadata().name, "rogue");
+    assert_eq!(registry.open("misbehave").unwrap().metadata().name, "misbehave");
     assert!(matches!(registry.open("damaged").unwrap_err(), AlgorithmError::Damaged { .. }));
     let error = registry.open("gpro").unwrap_err().to_string();
-    assert!(error.starts_with("there is no algorithm `gpro`: known are `grpo`, `rogue`; searched "), "{error}");
+    assert!(error.starts_with("there is no algorithm `gpro`: known are `grpo`, `misbehave`; searched "), "{error}");
     for place in [&extra, &bin, &lib] {
         assert!(error.contains(place.to_str().unwrap()), "{error}");
     }
