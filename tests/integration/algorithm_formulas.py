@@ -7,6 +7,7 @@ Written with numpy alone and independent of the plug-ins: lists in, arrays out, 
 - echo      Shrivastava et al., arXiv:2605.24517
 - rae       Liu et al., arXiv:2506.24119
 - gspo      Zheng et al., arXiv:2507.18071
+- cispo     MiniMax-M1, arXiv:2506.13585
 - default   a policy gradient with importance ratios that drops tokens whose probability moved too far, and a squared
             log-ratio; ipo is the same with a symmetric threshold
 - ce, ref_kl  cross-entropy; reverse KL to reference log-probabilities with the gradient of a policy gradient
@@ -139,3 +140,9 @@ def gspo(lp, mu, advantage, mask, weight, lengths, low=3e-4, high=4e-4):
         derivative[tokens] -= (weight[tokens] * np.where(plain <= clipped, plain, 0.0)).sum() / len(tokens)
     count = max(1, int(member.sum()))
     return loss / count, derivative / count
+
+
+def cispo(lp, mu, advantage, mask, weight, largest=5.0):
+    """The log-probability times its advantage times its ratio, which is clipped above and held constant."""
+    pull = np.minimum(np.exp(lp - mu), largest) * advantage
+    return reduce(-pull * lp, -pull, np.where(mask, weight, 0.0))

@@ -243,9 +243,22 @@ compare_batches(
         trainer_logprobs, inference_logprobs, ref_logprobs, mask, weights
     ),
 )
-if "gspo" in plugins:
-    of_gspo = lambda clips: lambda trainer_logprobs, inference_logprobs, advantages, mask, weights, lengths, **_: formulas.gspo(
+
+
+def of_gspo(**clips):
+    return lambda trainer_logprobs, inference_logprobs, advantages, mask, weights, lengths, **_: formulas.gspo(
         trainer_logprobs, inference_logprobs, advantages, mask, weights, lengths, **clips
     )
-    compare_batches("gspo", batches, of_gspo({}))
-    compare_batches("gspo", batches, of_gspo({"low": 0.2, "high": 0.3}), {"clip_low": 0.2, "clip_high": 0.3})
+
+
+if "gspo" in plugins:
+    compare_batches("gspo", batches, of_gspo())
+    compare_batches("gspo", batches, of_gspo(low=0.2, high=0.3), {"clip_low": 0.2, "clip_high": 0.3})
+if "cispo" in plugins:
+    compare_batches(
+        "cispo",
+        batches,
+        lambda trainer_logprobs, inference_logprobs, advantages, mask, weights, **_: formulas.cispo(
+            trainer_logprobs, inference_logprobs, advantages, mask, weights
+        ),
+    )

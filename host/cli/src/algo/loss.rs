@@ -7,7 +7,7 @@ use super::{Loss, open};
 use crate::failure::{Failure, input as bad_input};
 use prl_algorithm::Hook;
 use prl_trainer::{Counts, sample_loss};
-use prl_types::{BatchItem, PolicyVersion, Sample, Streams, Summary};
+use prl_types::{BatchItem, LossBatch, LossGradient, PolicyVersion, Sample, Streams, Summary};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -43,9 +43,14 @@ pub fn run(asked: &Loss) -> Result<u8, Failure> {
                 plugin.metadata().name
             )));
         }
-        let mut algorithm = plugin.create(&config, asked.seed).map_err(Failure::input)?;
+        let mut algorithm = plugin.create_loss(&config, asked.seed).map_err(Failure::input)?;
         for (name, columns) in &batches {
-            let called = columns.with_batch(|batch| algorithm.loss(batch)).map_err(bad_input(name))?;
+            // A run does not ask of a batch without members either.
+            let call = |batch: &LossBatch| match batch.weights.iter().any(|weight| *weight != 0.0) {
+                true => algorithm.loss(batch),
+                false => Ok(LossGradient { dlogprob: vec![0.0; batch.weights.len()], ..LossGradient::default() }),
+            };
+            let called = columns.with_batch(call).map_err(bad_input(name))?;
             let out = called.map_err(|e| Failure::run(format_args!("{name}: {e}")))?;
             let mut metrics = BTreeMap::<&str, Vec<f64>>::new();
             out.metrics.iter().for_each(|m| metrics.entry(&m.name).or_default().push(m.value));
