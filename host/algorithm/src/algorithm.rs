@@ -2,17 +2,21 @@
 //! the numbers mean.
 
 use crate::clock::timed;
-use crate::host::{HostTable, Outcome, Sink, splitmix};
+use crate::host::{HostTable, Outcome, Places, Sink, splitmix};
 use crate::view::group_data;
 use crate::{ActionLoss, AlgorithmError, Hook, Metadata, stamp_loss_routing};
 use prl_abi::Bytes;
 use prl_types::{Metric, Rollout, Streams};
+use serde_json::Value;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A call that takes longer is worth a warning: the whole run waits for it.
 const SLOW_CALL: Duration = Duration::from_secs(1);
+
+/// Keeps the random numbers of `reference` apart from those of scoring.
+const REFERENCE_STREAM: u64 = 1;
 
 /// What an algorithm did with rollouts.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,11 +33,11 @@ pub struct Scored {
 
 /// A running instance of an algorithm.
 pub struct Algorithm {
-    metadata: Metadata,
-    table: prl_abi::Plugin,
-    host: HostTable,
-    instance: *mut c_void,
-    seed: u64,
+    pub(crate) metadata: Metadata,
+    pub(crate) table: prl_abi::Plugin,
+    pub(crate) host: HostTable,
+    pub(crate) instance: *mut c_void,
+    pub(crate) seed: u64,
 }
 
 // SAFETY: `prl.h` promises that an instance may be used by one thread after another.
@@ -76,6 +80,25 @@ impl Algorithm {
         self.score(&[rollout], hook, "score_rollout", stream)
     }
 
+    /// Asks the algorithm what stands before a finished rollout's samples when the live policy scores them: by sample, a
+    /// list of messages ({"role", "content"}), or `None` where it wants no reference. Nothing is asked of an algorithm
+    /// without such a hook. Put the log-probabilities into [`Rollout::streams`] before scoring.
+    ///
+    /// # Errors
+    /// The plug-in's failure, panic or invalid result: a sample that is not there, messages that are none.
+    pub fn reference(&mut self, rollout: &Rollout) -> Result<Vec<Option<Value>>, AlgorithmError> {
+        let nothing = vec![None; rollout.samples.len()];
+        let Some(hook) = self.table.reference else { return Ok(nothing) };
+        let data = group_data(&[rollout]);
+        let view = data.view();
+        let seed = mix(&[self.seed, rollout.id.group.0, u64::from(rollout.id.member) + 1, REFERENCE_STREAM]);
+        self.host.context().begin(seed, Places { prefixes: Some(nothing), ..Places::default() });
+        // SAFETY: the instance is alive and borrowed exclusively; the view lives during the call.
+        let (code, time) = timed(|| unsafe { hook(self.instance, view.raw()) });
+        self.note("reference", time);
+        Ok(self.finish("reference", code)?.places.prefixes.unwrap_or_default())
+    }
+
     /// Scores a complete group: its members that ended without an error and have samples, in order. Routes sampled tokens
     /// to the declared loss.
     ///
@@ -108,11 +131,11 @@ impl Algorithm {
     /// The plug-in's failure or panic.
     pub fn save_state(&mut self) -> Result<Vec<u8>, AlgorithmError> {
         let Some(save) = self.table.save_state else { return Ok(Vec::new()) };
-        self.host.context().begin(self.seed, None, Some(Vec::new()));
+        self.host.context().begin(self.seed, Places { state: Some(Vec::new()), ..Places::default() });
         // SAFETY: the instance is alive and borrowed exclusively.
         let code = unsafe { save(self.instance) };
         let outcome = self.finish("save_state", code)?;
-        Ok(outcome.state.unwrap_or_default())
+        Ok(outcome.places.state.unwrap_or_default())
     }
 
     /// Takes back what [`Algorithm::save_state`] gave. Call it before any scoring.
@@ -126,7 +149,7 @@ impl Algorithm {
             }
             return Err(AlgorithmError::NoState { name: self.metadata.name.clone(), len_bytes: state.len() });
         };
-        self.host.context().begin(self.seed, None, None);
+        self.host.context().begin(self.seed, Places::default());
         // SAFETY: the instance is alive and borrowed exclusively; the bytes live during the call.
         let code = unsafe { load(self.instance, Bytes::new(state)) };
         self.finish("load_state", code).map(|_| ())
@@ -146,20 +169,27 @@ impl Algorithm {
         let data = Arc::clone(&sink.data);
         let view = data.view();
         let group = rollouts.first().map_or(0, |r| r.id.group.0);
-        self.host.context().begin(mix(&[self.seed, group, stream]), Some(sink), None);
+        let places = Places { sink: Some(sink), ..Places::default() };
+        self.host.context().begin(mix(&[self.seed, group, stream]), places);
         // SAFETY: the instance is alive and borrowed exclusively; the view lives during the call.
         let (code, time) = timed(|| unsafe { hook(self.instance, view.raw()) });
-        if time > SLOW_CALL {
-            tracing::warn!("algorithm {} took {:.1} s in {call}", self.metadata.name, time.as_secs_f64());
-        }
+        self.note(call, time);
         let outcome = self.finish(call, code)?;
-        match outcome.sink {
+        match outcome.places.sink {
             Some(sink) => Ok(collect(rollouts, sink, outcome.metrics, time)),
             None => Err(self.output(call, "its streams are gone".into())),
         }
     }
 
-    fn finish(&self, call: &'static str, code: i32) -> Result<Outcome, AlgorithmError> {
+    /// Warns of a call that others wait for.
+    pub(crate) fn note(&self, call: &'static str, time: Duration) {
+        if time > SLOW_CALL {
+            tracing::warn!("algorithm {} took {:.1} s in {call}", self.metadata.name, time.as_secs_f64());
+        }
+    }
+
+    /// Closes a call whose function returned `code`.
+    pub(crate) fn finish(&self, call: &'static str, code: i32) -> Result<Outcome, AlgorithmError> {
         let mut outcome = self.host.context().end();
         let name = self.metadata.name.clone();
         let mut text = || outcome.error.take().unwrap_or_else(|| format!("it returned {code} without a reason"));
@@ -172,7 +202,7 @@ impl Algorithm {
         }
     }
 
-    fn output(&self, call: &'static str, reason: String) -> AlgorithmError {
+    pub(crate) fn output(&self, call: &'static str, reason: String) -> AlgorithmError {
         AlgorithmError::Output { name: self.metadata.name.clone(), call, reason }
     }
 }
@@ -180,7 +210,7 @@ impl Algorithm {
 impl Drop for Algorithm {
     fn drop(&mut self) {
         if let Some(destroy) = self.table.destroy {
-            self.host.context().begin(self.seed, None, None);
+            self.host.context().begin(self.seed, Places::default());
             // SAFETY: made by `create`, destroyed once; the host's table is freed after this.
             unsafe { destroy(self.instance) };
             if let Some(text) = self.host.context().end().error {
@@ -209,6 +239,7 @@ fn collect(rollouts: &[&Rollout], sink: Sink, metrics: Vec<Metric>, time: Durati
     Scored { streams, dropped: sink.dropped, metrics, seconds: time.as_secs_f64() }
 }
 
-fn mix(parts: &[u64]) -> u64 {
+/// One seed out of several numbers.
+pub(crate) fn mix(parts: &[u64]) -> u64 {
     parts.iter().fold(0, |state, part| splitmix(state ^ part).1)
 }

@@ -63,8 +63,14 @@ pub enum AlgorithmError {
     #[error("the plug-in `{name}` ({}) breaks the plug-in ABI: {reason}", path.display())]
     Contract { name: String, path: PathBuf, reason: String },
     /// The plug-in does not take its configuration.
-    #[error("the algorithm `{name}` rejects its configuration [orchestrator.algo]: {reason}")]
+    #[error("the algorithm `{name}` rejects its configuration: {reason}")]
     Config { name: String, reason: String },
+    /// A plug-in without a loss is asked for one.
+    #[error("the algorithm `{name}` has no loss: [trainer.loss] needs a plug-in with the hook `loss`")]
+    NoLoss { name: String },
+    /// The caller's own lists contradict each other.
+    #[error("the batch of a loss is broken: `{list}` has {len} where {due} is due")]
+    Batch { list: &'static str, len: usize, due: usize },
     /// A call failed with a text of the plug-in.
     #[error("the algorithm `{name}` failed in {call}: {reason}")]
     Failed { name: String, call: &'static str, reason: String },

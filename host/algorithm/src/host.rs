@@ -4,6 +4,7 @@
 use prl_abi::ids::{log, stream};
 use prl_abi::{Bytes, GroupData, Str};
 use prl_types::{Metric, Streams};
+use serde_json::Value;
 use std::ffi::c_void;
 use std::mem::size_of;
 use std::ptr;
@@ -23,8 +24,21 @@ struct Inner {
     /// The first rule that a callback saw broken.
     fault: Option<String>,
     metrics: Vec<Metric>,
-    sink: Option<Sink>,
-    state: Option<Vec<u8>>,
+    places: Places,
+}
+
+/// By sample: the messages that it asked for.
+pub(crate) type Prefixes = Vec<Option<Value>>;
+
+/// What a call may write to; all are absent where it may write to nothing.
+#[derive(Default)]
+pub(crate) struct Places {
+    /// For `assign`, `write` and `drop`.
+    pub sink: Option<Sink>,
+    /// For `save`.
+    pub state: Option<Vec<u8>>,
+    /// For `reference`.
+    pub prefixes: Option<Prefixes>,
 }
 
 /// Where the streams of the group being scored gather.
@@ -42,8 +56,7 @@ pub(crate) struct Outcome {
     pub error: Option<String>,
     pub fault: Option<String>,
     pub metrics: Vec<Metric>,
-    pub sink: Option<Sink>,
-    pub state: Option<Vec<u8>>,
+    pub places: Places,
 }
 
 impl Context {
@@ -65,18 +78,19 @@ impl Context {
             write,
             drop: drop_rollout,
             save,
+            reference,
         }
     }
 
     /// Opens a call. `seed` starts its random numbers.
-    pub fn begin(&self, seed: u64, sink: Option<Sink>, state: Option<Vec<u8>>) {
-        *self.lock() = Inner { random: seed, sink, state, ..Inner::default() };
+    pub fn begin(&self, seed: u64, places: Places) {
+        *self.lock() = Inner { random: seed, places, ..Inner::default() };
     }
 
     /// Closes a call.
     pub fn end(&self) -> Outcome {
-        let Inner { error, fault, metrics, sink, state, .. } = std::mem::take(&mut *self.lock());
-        Outcome { error, fault, metrics, sink, state }
+        let Inner { error, fault, metrics, places, .. } = std::mem::take(&mut *self.lock());
+        Outcome { error, fault, metrics, places }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -157,7 +171,7 @@ unsafe extern "C" fn assign(ctx: *mut c_void, rollout: usize, advantage: f64) ->
     // SAFETY: as in `log_line`.
     let mut inner = unsafe { context(ctx) }.lock();
     let inner = &mut *inner;
-    let Some(sink) = &mut inner.sink else { return inner.fail("it called `assign` outside of a score") };
+    let Some(sink) = &mut inner.places.sink else { return inner.fail("it called `assign` outside of a score") };
     let Some(samples) = sink.data.samples_of(rollout) else {
         let n = sink.dropped.len();
         return inner.fail(format!("it assigned an advantage to rollout {rollout} of a group of {n}"));
@@ -180,7 +194,7 @@ unsafe extern "C" fn write(ctx: *mut c_void, id: u32, sample: usize, values: *co
     let Some(name) = stream::ALL.iter().find(|(_, i)| *i == id).map(|(name, _)| name.to_lowercase()) else {
         return inner.fail(format!("it wrote to a stream {id}, which does not exist"));
     };
-    let Some(sink) = &mut inner.sink else { return inner.fail("it called `write` outside of a score") };
+    let Some(sink) = &mut inner.places.sink else { return inner.fail("it called `write` outside of a score") };
     let Some(tokens) = sink.data.tokens_of(sample).map(|tokens| tokens.len()) else {
         let samples = sink.streams.len();
         return inner.fail(format!("it wrote `{name}` to sample {sample} of a group with {samples} samples"));
@@ -211,7 +225,7 @@ unsafe extern "C" fn drop_rollout(ctx: *mut c_void, rollout: usize, reason: Str)
     // SAFETY: as in `log_line`.
     let (mut inner, reason) = unsafe { (context(ctx).lock(), text(reason)) };
     let inner = &mut *inner;
-    let Some(sink) = &mut inner.sink else { return inner.fail("it called `drop` outside of a score") };
+    let Some(sink) = &mut inner.places.sink else { return inner.fail("it called `drop` outside of a score") };
     match sink.dropped.get_mut(rollout) {
         Some(place) => {
             *place = Some(if reason.is_empty() { "no reason given".into() } else { reason });
@@ -227,7 +241,7 @@ unsafe extern "C" fn drop_rollout(ctx: *mut c_void, rollout: usize, reason: Str)
 unsafe extern "C" fn save(ctx: *mut c_void, bytes: Bytes) -> i32 {
     // SAFETY: as in `log_line`.
     let (mut inner, bytes) = unsafe { (context(ctx).lock(), bytes.bytes()) };
-    match (&mut inner.state, bytes) {
+    match (&mut inner.places.state, bytes) {
         (Some(state), Some(bytes)) => {
             state.extend_from_slice(bytes);
             prl_abi::OK
@@ -235,6 +249,39 @@ unsafe extern "C" fn save(ctx: *mut c_void, bytes: Bytes) -> i32 {
         (None, _) => inner.fail("it called `save` outside of save_state"),
         (_, None) => inner.fail("it saved state from a null pointer"),
     }
+}
+
+unsafe extern "C" fn reference(ctx: *mut c_void, sample: usize, messages: Str) -> i32 {
+    // SAFETY: as in `log_line`.
+    let (mut inner, messages) = unsafe { (context(ctx).lock(), text(messages)) };
+    let inner = &mut *inner;
+    let Some(prefixes) = &mut inner.places.prefixes else {
+        return inner.fail("it called `reference` outside of reference");
+    };
+    let samples = prefixes.len();
+    let Some(place) = prefixes.get_mut(sample) else {
+        return inner.fail(format!("it asked for a reference of sample {sample} of a rollout with {samples} samples"));
+    };
+    match prefix(&messages) {
+        Ok(messages) => {
+            *place = Some(messages);
+            prl_abi::OK
+        }
+        Err(reason) => inner.fail(format!("its messages for sample {sample} are no list of messages: {reason}")),
+    }
+}
+
+/// Messages as `prl.h` allows them.
+fn prefix(json: &str) -> Result<Value, String> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code)] // read to be checked
+    struct Message {
+        role: prl_types::Role,
+        content: String,
+    }
+    serde_json::from_str::<Vec<Message>>(json).map_err(|e| e.to_string())?;
+    serde_json::from_str(json).map_err(|e| e.to_string())
 }
 
 /// A table of callbacks at a fixed address, freed when this is dropped.

@@ -8,6 +8,7 @@ mod algorithm;
 mod clock;
 mod error;
 mod host;
+mod loss;
 mod metadata;
 mod plugin;
 mod registry;
@@ -16,7 +17,7 @@ mod view;
 
 pub use algorithm::{Algorithm, Scored};
 pub use error::AlgorithmError;
-pub use metadata::{Hook, Metadata, inspect};
+pub use metadata::{Hook, Metadata, Reference, Source, inspect};
 pub use plugin::Plugin;
 pub use registry::{Found, Registry, Search};
 pub use routing::{ActionLoss, stamp_loss_routing};

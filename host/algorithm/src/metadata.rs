@@ -3,6 +3,7 @@
 
 use crate::{ActionLoss, AlgorithmError};
 use object::{Architecture, Object, ObjectSection, ObjectSymbol, ReadCache, ReadRef};
+use prl_abi::ids::needs;
 use prl_abi::{ABI_MAJOR, ABI_MINOR, INIT_SYMBOL, METADATA_SECTION};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,6 +20,34 @@ pub enum Hook {
     ScoreGroup,
     /// Has a state that checkpoints hold.
     State,
+    /// Supplies the loss.
+    Loss,
+    /// Asks for references under the live policy.
+    Reference,
+}
+
+/// Which reference log-probabilities a plug-in needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reference {
+    /// None.
+    #[default]
+    None,
+    /// Those of a frozen model.
+    Teacher,
+    /// Those of the live policy, behind messages that the plug-in asks for.
+    Policy,
+}
+
+/// What the rollouts of a plug-in are sampled from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The policy that is trained.
+    #[default]
+    Policy,
+    /// A frozen model.
+    Frozen,
 }
 
 /// What a plug-in's file says about it.
@@ -34,9 +63,32 @@ pub struct Metadata {
     pub hooks: Vec<Hook>,
     /// What sampled tokens feed.
     pub action_loss: ActionLoss,
+    /// The references it needs.
+    #[serde(default)]
+    pub reference: Reference,
+    /// What its rollouts are sampled from.
+    #[serde(default)]
+    pub source: Source,
+    /// Whether its loss needs entropies.
+    #[serde(default)]
+    pub entropy: bool,
     /// JSON Schema of its configuration; null when it has none.
     #[serde(default)]
     pub config_schema: Value,
+}
+
+impl Metadata {
+    /// The same needs as `PRL_NEEDS_*` bits.
+    pub(crate) fn needs(&self) -> u64 {
+        let reference = match self.reference {
+            Reference::None => 0,
+            Reference::Teacher => needs::TEACHER,
+            Reference::Policy => needs::POLICY_REFERENCE,
+        };
+        let source = if self.source == Source::Frozen { needs::FROZEN_SOURCE } else { 0 };
+        let entropy = if self.entropy { needs::ENTROPY } else { 0 };
+        u64::from(reference | source | entropy)
+    }
 }
 
 /// Reads the metadata of a plug-in and checks that this host could load it. Reads headers and one section only.
@@ -126,6 +178,12 @@ fn read_json(path: &Path, section: &[u8]) -> Result<Metadata, AlgorithmError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if metadata.name.is_empty() || !metadata.name.chars().all(plain) {
         return Err(bad(format!("`name` is {:?}; letters, digits, `_` and `-` are allowed", metadata.name)));
+    }
+    if (metadata.reference == Reference::Policy) != metadata.hooks.contains(&Hook::Reference) {
+        return Err(bad("the hook `reference` and `\"reference\": \"policy\"` need each other".into()));
+    }
+    if metadata.entropy && !metadata.hooks.contains(&Hook::Loss) {
+        return Err(bad("`entropy` is for a plug-in with the hook `loss`".into()));
     }
     Ok(metadata)
 }

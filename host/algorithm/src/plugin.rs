@@ -1,11 +1,11 @@
 //! Loading a plug-in: a private copy, its table, the check that table, description and metadata agree. The library stays
 //! loaded for the life of the process. Must not score anything.
 
-use crate::host::{Context, HostTable, text};
+use crate::host::{Context, HostTable, Places, text};
 use crate::metadata::{Parsed, open, parse};
 use crate::{ActionLoss, Algorithm, AlgorithmError, Hook, Metadata};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use prl_abi::ids::action;
+use prl_abi::ids::{action, needs};
 use prl_abi::{ABI_VERSION, Description, INIT_SYMBOL, Init, MAGIC, PLUGIN_SIZE_1_0, Str};
 use serde_json::Value;
 use std::fs;
@@ -49,7 +49,8 @@ impl Plugin {
         &self.metadata
     }
 
-    /// Makes an instance. `config` holds the keys of `[orchestrator.algo]` other than `type`; `seed` is the instance's own.
+    /// Makes an instance that scores. `config` holds the plug-in's keys of `[orchestrator.algo]`; `seed` is the instance's
+    /// own.
     ///
     /// # Errors
     /// [`AlgorithmError::Config`] with the plug-in's text, [`AlgorithmError::Panic`].
@@ -58,7 +59,7 @@ impl Plugin {
         let config = config.to_string();
         let mut instance = ptr::null_mut();
         let Some(create) = self.table.create else { return Err(self.contract("its table has no `create`")) };
-        host.context().begin(seed, None, None);
+        host.context().begin(seed, Places::default());
         // SAFETY: the table was checked; host, text and result place are valid during the call, the host for longer.
         let code = unsafe { create(host.as_ptr(), Str::new(&config), &mut instance) };
         let outcome = host.context().end();
@@ -71,6 +72,17 @@ impl Plugin {
         }
     }
 
+    /// Makes an instance whose loss is called. `config` holds the plug-in's keys of `[trainer.loss]`.
+    ///
+    /// # Errors
+    /// As [`Plugin::create`], and [`AlgorithmError::NoLoss`].
+    pub fn create_loss(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
+        if self.table.loss.is_none() {
+            return Err(AlgorithmError::NoLoss { name: self.metadata.name.clone() });
+        }
+        self.create(config, seed)
+    }
+
     fn contract(&self, reason: impl Into<String>) -> AlgorithmError {
         contract(&self.path, &self.metadata, reason)
     }
@@ -81,6 +93,8 @@ impl Plugin {
             (Hook::ScoreRollout, table.score_rollout.is_some()),
             (Hook::ScoreGroup, table.score_group.is_some()),
             (Hook::State, table.save_state.is_some()),
+            (Hook::Loss, table.loss.is_some()),
+            (Hook::Reference, table.reference.is_some()),
         ] {
             if given != self.metadata.hooks.contains(&hook) {
                 let (has, lists) = if given { ("has", "does not list") } else { ("lacks", "lists") };
@@ -92,9 +106,6 @@ impl Plugin {
         }
         if table.create.is_none() || table.destroy.is_none() {
             return Err(self.contract("its table lacks `create` or `destroy`"));
-        }
-        if table.loss.is_some() {
-            return Err(self.contract("its table fills the place of `loss`, which this ABI does not define yet"));
         }
         let Some(describe) = table.describe else { return Err(self.contract("its table lacks `describe`")) };
         let size = size_of::<Description>() as u32;
@@ -112,8 +123,14 @@ impl Plugin {
         if out.action_loss != declared {
             return Err(self.contract("`describe` and the metadata differ in the action loss"));
         }
-        if out.needs != 0 {
-            return Err(self.contract(format!("it needs things this host does not know (bits {:#x})", out.needs)));
+        let known = needs::ALL.iter().fold(0, |bits, (_, bit)| bits | u64::from(*bit));
+        if out.needs & !known != 0 {
+            let unknown = out.needs & !known;
+            return Err(self.contract(format!("it needs things this host does not know (bits {unknown:#x})")));
+        }
+        if out.needs != self.metadata.needs() {
+            let (described, declared) = (out.needs, self.metadata.needs());
+            return Err(self.contract(format!("it describes the needs {described:#x}, its metadata {declared:#x}")));
         }
         // SAFETY: a static text by `prl.h`.
         let described = unsafe { out.metadata.bytes() }.unwrap_or_default();

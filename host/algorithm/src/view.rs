@@ -22,7 +22,22 @@ pub(crate) fn group_data(rollouts: &[&Rollout]) -> GroupData {
     for rollout in rollouts {
         push_rollout(&mut data, rollout);
     }
+    let samples = || rollouts.iter().flat_map(|r| (0..r.samples.len()).map(move |i| (r, i)));
+    if samples().any(|(r, i)| reference(r, i).is_some()) {
+        for (rollout, i) in samples() {
+            match reference(rollout, i) {
+                Some(values) => data.ref_logprob.extend_from_slice(values),
+                None => data.ref_logprob.resize(data.ref_logprob.len() + rollout.samples[i].len(), f32::NAN),
+            }
+        }
+    }
     data
+}
+
+/// The reference log-probabilities of a sample, when there are as many as tokens.
+fn reference(rollout: &Rollout, sample: usize) -> Option<&[f32]> {
+    let values = rollout.streams.get(sample)?.ref_logprobs.as_deref()?;
+    (values.len() == rollout.samples[sample].len()).then_some(values)
 }
 
 fn push_rollout(data: &mut GroupData, rollout: &Rollout) {

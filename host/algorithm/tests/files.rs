@@ -75,8 +75,11 @@ const BAD_PLUGIN: &str = r#"
 #ifndef LOSS
 #define LOSS 0
 #endif
+#ifndef MORE
+#define MORE ""
+#endif
 #ifndef META
-#define META "{\"name\": \"" NAME "\", \"version\": \"1\", \"abi\": \"" ABI "\", \"hooks\": [" HOOKS "], \"action_loss\": \"rl\"}"
+#define META "{\"name\": \"" NAME "\", \"version\": \"1\", \"abi\": \"" ABI "\", \"hooks\": [" HOOKS "], \"action_loss\": \"rl\"" MORE "}"
 #endif
 PRL_METADATA(META);
 static int32_t describe(prl_description *out) {
@@ -89,6 +92,10 @@ static int32_t create(const prl_host *host, prl_str config, void **instance) {
   (void)config; (void)instance; host->error(host->ctx, PRL_LITERAL("not today")); return PRL_ERROR;
 }
 static void destroy(void *instance) { (void)instance; }
+int32_t loss(void *instance, const prl_batch *batch, prl_loss *out);
+int32_t loss(void *instance, const prl_batch *batch, prl_loss *out) {
+  (void)instance; (void)batch; (void)out; return PRL_OK;
+}
 static const prl_plugin table = {
     .magic = MAGIC, .abi_major = PRL_ABI_MAJOR, .abi_minor = PRL_ABI_MINOR, .struct_size = SIZE,
     .describe = describe, .create = create, .destroy = destroy, .loss = LOSS,
@@ -127,10 +134,13 @@ fn libraries_that_break_the_abi_are_refused_by_rule() {
         ("magic", vec!["-DMAGIC=12345"], "has a table with a wrong magic number"),
         ("refuse", vec!["-DREFUSE", unused, "-Wno-unused-variable"], "refuses to start: no licence"),
         ("notable", vec!["-DNO_TABLE", unused, "-Wno-unused-variable"], "its entry point gave no table"),
-        ("size", vec!["-DSIZE=40"], "its table has 40 bytes, at least 88 are due"),
+        ("size", vec!["-DSIZE=40"], "its table has 40 bytes, at least 96 are due"),
         ("hooks", vec!["-DHOOKS=\"\\\"score_group\\\"\""], "its table lacks ScoreGroup, its metadata lists it"),
-        ("needs", vec!["-DNEEDS=6"], "it needs things this host does not know (bits 0x6)"),
-        ("loss", vec!["-DLOSS=(void(*)(void))describe", "-Wno-cast-function-type"], "fills the place of `loss`"),
+        ("needs", vec!["-DNEEDS=48"], "it needs things this host does not know (bits 0x30)"),
+        ("teacher", vec!["-DNEEDS=1"], "it describes the needs 0x1, its metadata 0x0"),
+        ("loss", vec!["-DLOSS=loss"], "its table has Loss, its metadata does not list it"),
+        ("reference", vec!["-DMORE=\", \\\"reference\\\": \\\"policy\\\"\""], "need each other"),
+        ("entropy", vec!["-DMORE=\", \\\"entropy\\\": true\""], "`entropy` is for a plug-in with the hook `loss`"),
         ("json", vec!["-DMETA=\"{oops\""], "the metadata of the plug-in"),
         ("noabi", vec!["-DMETA=\"{}\""], "the key `abi` is missing"),
         ("name", vec!["-DNAME=\"a b\""], "`name` is \"a b\""),
@@ -142,7 +152,7 @@ fn libraries_that_break_the_abi_are_refused_by_rule() {
     }
     let Some(path) = build("fine", &[]) else { return };
     let error = Plugin::load(&path).unwrap().create(&serde_json::json!({}), 0).err().unwrap().to_string();
-    assert_eq!(error, "the algorithm `bad` rejects its configuration [orchestrator.algo]: not today");
+    assert_eq!(error, "the algorithm `bad` rejects its configuration: not today");
 
     let plain = file(dir.path(), "plain.c", b"int forty_two(void); int forty_two(void) { return 42; }\n");
     let path = dir.path().join("libplain.so");
@@ -166,7 +176,10 @@ fn a_registry_finds_by_name_and_says_what_it_knows() {
     let search = |plugins| Search::new(plugins, Some(&path), &bin.join("prl"));
 
     let registry = Registry::discover(&search(vec![])).unwrap();
-    assert_eq!(registry.names(), ["grpo", "rogue"]);
+    let names: Vec<&str> = registry.found().iter().map(|found| found.metadata.name.as_str()).collect();
+    assert_eq!(names, ["grpo", "rogue"]);
+    let broken: Vec<&Path> = registry.broken().map(|(path, _)| path).collect();
+    assert_eq!(broken, [bin.join("libdamaged.so")]);
     assert_eq!(registry.open("grpo").unwrap().path(), bin.join("libgrpo.so"));
     assert_eq!(registry.open("rogue").unwrap().metadata().name, "rogue");
     assert!(matches!(registry.open("damaged").unwrap_err(), AlgorithmError::Damaged { .. }));

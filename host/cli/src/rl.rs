@@ -2,6 +2,7 @@
 
 mod settings;
 
+use crate::algo::open::registry;
 use crate::assets;
 use crate::budget;
 use crate::checkpoint::{self, Plan};
@@ -17,7 +18,7 @@ use crate::ports::renderer::ModelRenderer;
 use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
-use prl_algorithm::{Hook, Plugin, Registry, Search};
+use prl_algorithm::{Hook, Plugin, Registry};
 use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
@@ -27,6 +28,7 @@ use prl_orchestrator::{Deps, Env, Settings, TrainDeps};
 use prl_render::Renderer;
 use prl_trainer::{Trainer, TrainerParts};
 use prl_types::PolicyVersion;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -64,7 +66,8 @@ struct Parts {
     model_dir: PathBuf,
     decoder: Decoder,
     renderer: Arc<Renderer>,
-    plugin: Plugin,
+    /// By training environment.
+    plugins: Vec<Plugin>,
     train: Vec<Pool>,
     eval: Vec<Pool>,
 }
@@ -77,17 +80,7 @@ impl Parts {
 
         let plugins = config.plugin.iter().enumerate();
         let plugins = plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect();
-        let binary = std::env::current_exe().map_err(running("the path of this binary"))?;
-        let search = Search::new(plugins, std::env::var_os("PRL_PLUGIN_PATH").as_deref(), &binary);
-        let registry = Registry::discover(&search).map_err(Failure::input)?;
-        let plugin = registry.open(&orchestrator.algo.kind).map_err(input("`orchestrator.algo.type`"))?;
-        create(&plugin, config)?;
-        if config.trainer.ckpt.is_some() && plugin.metadata().hooks.contains(&Hook::State) {
-            return Err(Failure::input(format_args!(
-                "`orchestrator.algo.type`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
-                plugin.metadata().name
-            )));
-        }
+        let plugins = algorithms(&registry(plugins)?, config)?;
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
@@ -113,13 +106,44 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugin, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugins, train, eval })
     }
 }
 
-fn create(plugin: &Plugin, config: &RlConfig) -> Result<prl_algorithm::Algorithm, Failure> {
-    let options = serde_json::Value::Object(config.orchestrator.algo.config.clone());
-    plugin.create(&options, config.seed).map_err(input("`[orchestrator.algo]`"))
+/// The plug-in of each training environment, tried with its configuration. One that several have is loaded once.
+fn algorithms(registry: &Registry, config: &RlConfig) -> Result<Vec<Plugin>, Failure> {
+    let mut loaded = BTreeMap::<&str, Plugin>::new();
+    let mut plugins = Vec::new();
+    for i in 0..config.orchestrator.train.env.len() {
+        let (key, algo) = config.orchestrator.algo_of(i);
+        let plugin = match loaded.get(algo.kind.as_str()) {
+            Some(plugin) => plugin.clone(),
+            None => registry.open(&algo.kind).map_err(input(format_args!("`{key}.type`")))?,
+        };
+        loaded.insert(&algo.kind, plugin.clone());
+        create(&plugin, config, i)?;
+        if config.trainer.ckpt.is_some() && plugin.metadata().hooks.contains(&Hook::State) {
+            return Err(Failure::input(format_args!(
+                "`{key}.type`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
+                plugin.metadata().name
+            )));
+        }
+        plugins.push(plugin);
+    }
+    Ok(plugins)
+}
+
+/// The instance for a training environment.
+fn create(plugin: &Plugin, config: &RlConfig, env: usize) -> Result<prl_algorithm::Algorithm, Failure> {
+    let (key, algo) = config.orchestrator.algo_of(env);
+    let options = serde_json::Value::Object(algo.config.clone());
+    plugin.create(&options, config.seed).map_err(input(format_args!("`{key}`")))
+}
+
+/// Their names, each once.
+fn names(plugins: &[Plugin]) -> String {
+    let names: BTreeSet<&str> = plugins.iter().map(|p| p.metadata().name.as_str()).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 async fn pools(
@@ -234,7 +258,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     tracing::info!(
         target: "prl_orchestrator",
         "{} | algorithm {} | output {}",
-        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), config.orchestrator.algo.kind,
+        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), names(&parts.plugins),
         dir.root().display()
     );
     if let Some((step, path)) = &ready.resumed {
@@ -254,7 +278,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let policy = EnginePolicy { engine: ready.engine.handle(), snapshots: snapshots.clone(), decode };
     let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
     let trainer = Arc::new(LocalTrainer::new(ready.trainer, snapshots, dir.clone(), plan));
-    let algorithm = || create(&parts.plugin, config).map(|a| Arc::new(PluginAlgorithm::new(a)));
+    let algorithm = |i: usize| create(&parts.plugins[i], config, i).map(|a| Arc::new(PluginAlgorithm::new(a)));
     let deps = Deps {
         policy: Arc::new(policy),
         renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
@@ -262,7 +286,8 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         observer: recorder.clone(),
         train: train
             .into_iter()
-            .map(|env| Ok(TrainDeps { env, algorithm: algorithm()? }))
+            .enumerate()
+            .map(|(i, env)| Ok(TrainDeps { env, algorithm: algorithm(i)? }))
             .collect::<Result<_, Failure>>()?,
         eval,
         stop: stop.receiver.clone(),

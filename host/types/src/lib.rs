@@ -5,6 +5,7 @@
 mod batch;
 mod env;
 mod ids;
+mod loss;
 mod message;
 mod rollout;
 mod sample;
@@ -13,6 +14,7 @@ mod stats;
 pub use batch::{Batch, BatchItem};
 pub use env::{EnvTurn, RolloutContext, SamplingHints, Stop};
 pub use ids::{GroupId, PolicyVersion, RolloutId, Step, TokenId};
+pub use loss::{LossBatch, LossGradient};
 pub use message::{Message, Role, ToolCall, ToolDef};
 pub use rollout::{
     ErrorKind, Eval, Metric, RewardComponent, Rollout, RolloutError, Score, Task, Timing, Truncation, Turn, check_value,

@@ -3,24 +3,29 @@
  * A plug-in is a shared library for the host's machine (ELF) with
  *   - one exported function, prl_plugin_init, and
  *   - a section .prl_meta that holds one JSON object (see PRL_METADATA), which the host reads before it loads the code.
- * It turns the rewards and token-level facts of a group of rollouts into per-token numbers for the trainer.
+ * It turns the rewards and token-level facts of a group of rollouts into per-token numbers for the trainer, and may
+ * supply the loss itself.
  *
  * Growth. The major number changes when something below changes its meaning or place. A minor number only appends:
  * fields at the end of structs that carry struct_size, functions at the end of prl_host and prl_plugin, column ids,
- * stream ids and bits. A host of 1.n loads every plug-in of 1.m with m <= n and refuses m > n. prl_str and prl_column
- * are elements of arrays and never grow. Reserved fields are 0.
+ * stream ids, bits, and keys of the metadata with a default. A host of 1.n loads every plug-in of 1.m with m <= n and
+ * refuses m > n. prl_str and prl_column are elements of arrays and never grow. Reserved fields are 0. A plug-in passes
+ * over columns whose id it does not know; the host passes over keys of the metadata that it does not know. A struct from
+ * the host is at least as long as in the version that the plug-in was built against.
  *
- * Memory. Whoever makes a thing owns it. Views that the host passes in (groups, strings, bytes) are read-only, are valid
- * until the function returns, and must not be kept. The host copies what a plug-in passes to a callback before the
- * callback returns. The prl_host passed to create is valid, at the same address, until destroy returns.
+ * Memory. Whoever makes a thing owns it. Views that the host passes in (groups, batches, strings, bytes) are read-only,
+ * are valid until the function returns, and must not be kept; the arrays of prl_loss are the host's too, and are written.
+ * The host copies what a plug-in passes to a callback before the callback returns. The prl_host passed to create is
+ * valid, at the same address, until destroy returns.
  *
- * Threads. The host calls one instance from one thread at a time, not always the same one; instances are independent.
- * Callbacks may be called only while a function of that instance runs.
+ * Threads. The host calls one instance from one thread at a time, not always the same one; instances are independent and
+ * may run at the same time. Callbacks may be called only while a function of that instance runs, from any thread.
  *
  * Errors. Functions return PRL_OK or another number. Before returning another number, call host->error with one line of
  * text for the user. No exception, panic or longjmp may leave a function. A crash of native code ends the process.
  *
  * Numbers. Rewards and statistics are f64; token streams are f32; every number a plug-in hands out must be finite.
+ * Log-probabilities and entropies are natural (nats), over the whole vocabulary, at the sampling temperature.
  * Strings are UTF-8 without a final NUL. All machines are 64-bit little-endian.
  */
 #ifndef PRL_H
@@ -86,7 +91,8 @@ typedef struct prl_column {
 } prl_column;
 
 /* Column ids. A START column holds, for each row of its axis, where that row's part of the finer axis begins, and one
- * last entry with the total: part i is [start[i], start[i+1]). A host of version 1.0 passes all of these. */
+ * last entry with the total: part i is [start[i], start[i+1]). With a group, a host of version 1.0 passes all of them but
+ * those marked "loss", and REF_LOGPROB only where there is one; prl_batch names those that come with a batch. */
 #define PRL_COL_GROUP_ID 1        /* group,   u64: number of the group in the run */
 #define PRL_COL_ENV 2             /* group,   str: the environment's name in the run */
 #define PRL_COL_TASK_KEY 3        /* group,   str: identity of the task across runs */
@@ -114,6 +120,11 @@ typedef struct prl_column {
 #define PRL_COL_SAMPLING_LOGPROB 66 /* token, f32: logprob when drawn, at the sampling temperature; 0 where mask is 0 */
 #define PRL_COL_ROLE 67           /* token,   u8:  PRL_ROLE_* of the message it came from */
 #define PRL_COL_CONTENT 68        /* token,   u8:  1 for a message's own text, 0 for the chat template's scaffold */
+#define PRL_COL_REF_LOGPROB 69    /* token,   f32: logprob under the reference; NaN on all tokens of a sample without one */
+#define PRL_COL_TRAINER_LOGPROB 70 /* token,  f32: logprob under the weights being trained; loss */
+#define PRL_COL_ENTROPY 71        /* token,   f32: entropy of the distribution the token was predicted from; loss */
+#define PRL_COL_ADVANTAGE 72      /* token,   f32: advantage; 0 where none was written; loss */
+#define PRL_COL_RL_WEIGHT 73      /* token,   f32: weight in the rl component; not 0 means member; loss */
 #define PRL_COL_COMPONENT_NAME 80 /* component, str */
 #define PRL_COL_COMPONENT_VALUE 81 /* component, f64 */
 #define PRL_COL_COMPONENT_WEIGHT 82 /* component, f64: weight in the total reward */
@@ -138,6 +149,32 @@ typedef struct prl_group {
   size_t n_tokens;
 } prl_group;
 
+/* A packed micro-batch of whole samples, in the order of the batch's columns. Columns:
+ *   token axis   TOKEN_ID, MASK, TRAINER_LOGPROB, SAMPLING_LOGPROB, ADVANTAGE, RL_WEIGHT; REF_LOGPROB when a sample has
+ *                one; ENTROPY when the plug-in needs it
+ *   sample axis  TOKEN_START, TEMPERATURE, VERSION_MIN, VERSION_MAX
+ * Members are the tokens with RL_WEIGHT != 0: sampled ones that the algorithm did not weigh 0, and never a sample's first
+ * token, which nothing predicts. Every batch has a member. Tokens without a member's weight are there so that samples are
+ * whole; their TRAINER_LOGPROB and ENTROPY are real (a sample's first token has those of a uniform distribution). */
+typedef struct prl_batch {
+  uint32_t struct_size;
+  uint32_t n_columns;
+  const prl_column *columns; /* n_columns of them, in no particular order */
+  size_t n_samples;
+  size_t n_tokens;
+  double normalizer; /* members in the whole step, over all its micro-batches; at least 1 */
+} prl_batch;
+
+/* What a custom loss gives. The arrays have n_tokens elements, are the host's, and hold zeros. */
+typedef struct prl_loss {
+  uint32_t struct_size;
+  uint32_t reserved;
+  double loss;       /* this micro-batch's addend to the step's loss, all denominators included; the host sums them */
+  float *d_logprob;  /* d loss / d TRAINER_LOGPROB of each token; the host sets those of non-members back to 0 */
+  float *d_entropy;  /* d loss / d ENTROPY of each token, likewise; NULL without PRL_NEEDS_ENTROPY */
+  float *token_loss; /* loss of each member without denominators, for the spread in the run's metrics; may stay 0 */
+} prl_loss;
+
 /* ---- callbacks of the host ---------------------------------------------------------------------------------------- */
 
 #define PRL_LOG_ERROR 1
@@ -161,9 +198,10 @@ typedef struct prl_host {
   void *ctx;            /* first argument of every callback */
   /* A line for the run's log. */
   void (*log)(void *ctx, uint32_t level, prl_str message);
-  /* A number for the run's metrics; finite. Several values of one name in one step are averaged. */
+  /* A number for the run's metrics; finite, with a name. Several values of one name in one step are averaged. */
   void (*metric)(void *ctx, prl_str name, double value);
-  /* Uniform 64 random bits. The sequence depends on the run's seed and on the group, never on timing. */
+  /* Uniform 64 random bits. The sequence depends on the run's seed and on the group (or on the step and the place of
+   * the micro-batch in it), never on timing. */
   uint64_t (*rng)(void *ctx);
   /* The text that belongs to the non-zero value about to be returned. */
   void (*error)(void *ctx, prl_str message);
@@ -176,9 +214,15 @@ typedef struct prl_host {
   int32_t (*drop)(void *ctx, size_t rollout, prl_str reason);
   /* Appends to the state. save_state only. */
   int32_t (*save)(void *ctx, prl_bytes bytes);
+  /* Asks for the logprobs of one sample (index in the sample axis) under the live policy, with other messages before the
+   * sample's tokens: `messages` is a JSON list of {"role": "system" | "user" | "assistant" | "tool", "content": text}.
+   * The host renders them without a generation prompt, scores rendered + TOKEN_ID, and keeps the part of TOKEN_ID. An
+   * empty list scores the sample's tokens alone. The last word on a sample counts; a sample not asked for has no
+   * reference. reference only. */
+  int32_t (*reference)(void *ctx, size_t sample, prl_str messages);
 } prl_host;
-/* assign, write, drop and save return PRL_OK, or PRL_ERROR when the arguments are wrong; the host then fails the call
- * whatever the plug-in returns. */
+/* assign, write, drop, save and reference return PRL_OK, or PRL_ERROR when the arguments are wrong; the host then fails
+ * the call whatever the plug-in returns. */
 
 /* ---- the plug-in -------------------------------------------------------------------------------------------------- */
 
@@ -189,11 +233,17 @@ typedef struct prl_host {
 #define PRL_ACTION_CE 2
 #define PRL_ACTION_REF_KL 3
 
+/* What the host must provide; the same things as in the metadata. A host refuses bits it does not know. */
+#define PRL_NEEDS_TEACHER 1          /* "reference": "teacher": REF_LOGPROB under a frozen model named in the run */
+#define PRL_NEEDS_POLICY_REFERENCE 2 /* "reference": "policy": REF_LOGPROB as prl_plugin.reference asks for them */
+#define PRL_NEEDS_FROZEN_SOURCE 4    /* "source": "frozen": rollouts are sampled from a frozen model named in the run */
+#define PRL_NEEDS_ENTROPY 8          /* "entropy": true: the custom loss takes ENTROPY and gives d_entropy */
+
 /* The host sets struct_size to its own size and zeroes the rest; the plug-in fills the fields it knows. */
 typedef struct prl_description {
   uint32_t struct_size;
   uint32_t action_loss; /* PRL_ACTION_*; as in the metadata */
-  uint64_t needs;       /* bits for what the host must provide; version 1.0 defines none, so 0 */
+  uint64_t needs;       /* PRL_NEEDS_* bits; as in the metadata */
   prl_str metadata;     /* the text in .prl_meta, byte for byte */
 } prl_description;
 
@@ -206,12 +256,14 @@ typedef struct prl_plugin {
   uint32_t reserved;
   /* Says what the plug-in is; called first and without an instance. */
   int32_t (*describe)(prl_description *out);
-  /* Makes an instance from the keys of [orchestrator.algo] other than `type`, as a JSON object. Unknown keys and bad
-   * values are errors. *instance may be NULL for a plug-in without state. */
+  /* Makes an instance from a JSON object: the keys of [orchestrator.algo] other than those the host reads (`type`,
+   * `teacher`, `source`), or, for an instance whose loss is called, those of [trainer.loss] other than `type` and `name`.
+   * Unknown keys and bad values are errors. *instance may be NULL for a plug-in without state. */
   int32_t (*create)(const prl_host *host, prl_str config, void **instance);
   /* Ends an instance. */
   void (*destroy)(void *instance);
-  /* Optional. Sees one rollout when it finishes; what it writes is there when its group is scored. */
+  /* Optional. Sees one rollout when it finishes and its reference is there; what it writes is there when its group is
+   * scored. */
   int32_t (*score_rollout)(void *instance, const prl_group *rollout);
   /* Optional. Sees a group when all of its rollouts have ended. With action loss rl, every rollout that is not dropped
    * needs advantages once this returns. */
@@ -220,8 +272,16 @@ typedef struct prl_plugin {
    * comes after create, before any score, with bytes that save_state of the same plug-in wrote. */
   int32_t (*save_state)(void *instance);
   int32_t (*load_state)(void *instance, prl_bytes state);
-  /* Place of the custom loss, which a later minor version defines: NULL. */
-  void (*loss)(void);
+  /* Optional. The custom loss that [trainer.loss] type = "custom" selects by this plug-in's name. It takes the place of
+   * the rl component; ce and ref_kl stay the host's. Called once for each micro-batch of a step that has a member, on an
+   * instance of its own that scores nothing. Which samples share a micro-batch depends on their lengths and on memory:
+   * the sum over a step must not. The host then backpropagates
+   *   sum over tokens of d_logprob * TRAINER_LOGPROB + d_entropy * ENTROPY
+   * with d_logprob and d_entropy as constants. */
+  int32_t (*loss)(void *instance, const prl_batch *batch, prl_loss *out);
+  /* Optional; there exactly when PRL_NEEDS_POLICY_REFERENCE is set. Sees one rollout when it finishes, before
+   * score_rollout, and calls host->reference for each sample that is to have a reference. */
+  int32_t (*reference)(void *instance, const prl_group *rollout);
 } prl_plugin;
 
 /* The exported function. Checks host_abi (PRL_ABI_VERSION of the host), stores the address of its table in *table and
@@ -235,8 +295,12 @@ int32_t prl_plugin_init(uint32_t host_abi, const prl_plugin **table, prl_str *er
  *   name           the value of [orchestrator.algo] type: letters, digits, _ and -
  *   version        of the plug-in, free text
  *   abi            "1.0": the header it was built with
- *   hooks          list of "score_rollout", "score_group", "state": the optional functions that are not NULL
+ *   hooks          list of "score_rollout", "score_group", "state", "loss", "reference": the optional functions that are
+ *                  not NULL
  *   action_loss    "rl", "ce" or "ref_kl"
+ *   reference      "none", "teacher" or "policy" (left out: "none")
+ *   source         "policy" or "frozen" (left out: "policy")
+ *   entropy        whether the custom loss needs entropies (left out: false)
  *   config_schema  JSON Schema of the configuration object (may be left out)
  */
 #define PRL_METADATA(json) __attribute__((section(".prl_meta"), used)) static const char prl_metadata[] = json
@@ -248,11 +312,20 @@ int32_t prl_plugin_init(uint32_t host_abi, const prl_plugin **table, prl_str *er
 /* A prl_str of a string literal or char array. */
 #define PRL_LITERAL(text) ((prl_str){(text), sizeof(text) - 1})
 
-/* The column with this id and element type, or NULL. */
-static inline const void *prl_column_ptr(const prl_group *group, uint32_t id, uint32_t dtype) {
-  for (uint32_t i = 0; i < group->n_columns; i++)
-    if (group->columns[i].id == id && group->columns[i].dtype == dtype) return group->columns[i].ptr;
+static inline const void *prl_find_column(const prl_column *columns, uint32_t n, uint32_t id, uint32_t dtype) {
+  for (uint32_t i = 0; i < n; i++)
+    if (columns[i].id == id && columns[i].dtype == dtype) return columns[i].ptr;
   return NULL;
+}
+
+/* The column of a group with this id and element type, or NULL. */
+static inline const void *prl_column_ptr(const prl_group *group, uint32_t id, uint32_t dtype) {
+  return prl_find_column(group->columns, group->n_columns, id, dtype);
+}
+
+/* The column of a batch with this id and element type, or NULL. */
+static inline const void *prl_batch_column(const prl_batch *batch, uint32_t id, uint32_t dtype) {
+  return prl_find_column(batch->columns, batch->n_columns, id, dtype);
 }
 
 #ifdef __cplusplus

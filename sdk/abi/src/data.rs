@@ -32,6 +32,8 @@ pub struct GroupData {
     pub sampling_logprob: Vec<f32>,
     pub role: Vec<u8>,
     pub content: Vec<u8>,
+    /// One entry a token, or none at all: then there is no such column.
+    pub ref_logprob: Vec<f32>,
     pub component_name: Vec<String>,
     pub component_value: Vec<f64>,
     pub component_weight: Vec<f64>,
@@ -73,6 +75,7 @@ impl GroupData {
             sampling_logprob: Vec::new(),
             role: Vec::new(),
             content: Vec::new(),
+            ref_logprob: Vec::new(),
             component_name: Vec::new(),
             component_value: Vec::new(),
             component_weight: Vec::new(),
@@ -161,6 +164,9 @@ impl GroupData {
         v.push(col::SAMPLING_LOGPROB, dtype::F32, axis::TOKEN, &self.sampling_logprob);
         v.push(col::ROLE, dtype::U8, axis::TOKEN, &self.role);
         v.push(col::CONTENT, dtype::U8, axis::TOKEN, &self.content);
+        if !self.ref_logprob.is_empty() {
+            v.push(col::REF_LOGPROB, dtype::F32, axis::TOKEN, &self.ref_logprob);
+        }
 
         v.text(col::COMPONENT_NAME, axis::COMPONENT, &self.component_name);
         v.push(col::COMPONENT_VALUE, dtype::F64, axis::COMPONENT, &self.component_value);

@@ -52,6 +52,11 @@ ids! {
         SAMPLING_LOGPROB = 66,
         ROLE = 67,
         CONTENT = 68,
+        REF_LOGPROB = 69,
+        TRAINER_LOGPROB = 70,
+        ENTROPY = 71,
+        ADVANTAGE = 72,
+        RL_WEIGHT = 73,
         COMPONENT_NAME = 80,
         COMPONENT_VALUE = 81,
         COMPONENT_WEIGHT = 82,
@@ -75,6 +80,11 @@ ids! {
 ids! {
     /// Losses that sampled tokens feed: `PRL_ACTION_*`.
     action { RL = 1, CE = 2, REF_KL = 3, }
+}
+
+ids! {
+    /// What a plug-in needs of the host, bits: `PRL_NEEDS_*`.
+    needs { TEACHER = 1, POLICY_REFERENCE = 2, FROZEN_SOURCE = 4, ENTROPY = 8, }
 }
 
 ids! {

@@ -1,15 +1,17 @@
 //! The C ABI of algorithm plug-ins, as Rust sees it: `include/prl.h` is the specification and says what every field
 //! means, who owns it and how it may grow; this crate mirrors it and holds layout and constants against it in tests.
 //!
-//! Owns the binary layout, the ids, and one owner for the columns of a group ([`GroupData`]). Must not know how plug-ins
-//! are found or loaded, nor what any algorithm computes.
+//! Owns the binary layout, the ids, one owner for the columns of a group ([`GroupData`]) and the typed columns of a batch
+//! ([`BatchColumns`]). Must not know how plug-ins are found or loaded, nor what any algorithm computes.
 #![no_std]
 
 extern crate alloc;
 
+mod batch;
 mod data;
 pub mod ids;
 
+pub use batch::{BatchColumns, BatchView};
 pub use data::{GroupData, GroupView};
 
 use core::ffi::c_void;
@@ -137,6 +139,42 @@ pub struct Group {
     pub n_tokens: usize,
 }
 
+/// A packed micro-batch of whole samples (`prl_batch`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Batch {
+    /// Size of the host's version of this struct.
+    pub struct_size: u32,
+    /// Number of columns.
+    pub n_columns: u32,
+    /// The columns, in no particular order.
+    pub columns: *const Column,
+    /// Rows of the sample axis.
+    pub n_samples: usize,
+    /// Rows of the token axis.
+    pub n_tokens: usize,
+    /// Members of the rl component in the whole step, at least 1.
+    pub normalizer: f64,
+}
+
+/// What a custom loss gives (`prl_loss`). The arrays have one element a token, belong to the host and start as zeros.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    /// Size of the host's version of this struct.
+    pub struct_size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The micro-batch's addend to the step's loss.
+    pub loss: f64,
+    /// ∂loss/∂logprob.
+    pub d_logprob: *mut f32,
+    /// ∂loss/∂entropy; null when the plug-in does not need entropies.
+    pub d_entropy: *mut f32,
+    /// Loss of each member without denominators.
+    pub token_loss: *mut f32,
+}
+
 /// Callbacks of the host (`prl_host`). Every one takes [`Host::ctx`] first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +201,8 @@ pub struct Host {
     pub drop: unsafe extern "C" fn(ctx: *mut c_void, rollout: usize, reason: Str) -> i32,
     /// Appends to the state being saved.
     pub save: unsafe extern "C" fn(ctx: *mut c_void, bytes: Bytes) -> i32,
+    /// Asks for one sample's log-probabilities under the live policy, behind other messages.
+    pub reference: unsafe extern "C" fn(ctx: *mut c_void, sample: usize, messages: Str) -> i32,
 }
 
 /// What a plug-in is (`prl_description`).
@@ -173,7 +213,7 @@ pub struct Description {
     pub struct_size: u32,
     /// One of [`ids::action`].
     pub action_loss: u32,
-    /// Bits for what the host must provide; none are defined yet.
+    /// Bits of [`ids::needs`]: what the host must provide.
     pub needs: u64,
     /// The text of the metadata section.
     pub metadata: Str,
@@ -185,12 +225,14 @@ pub type Describe = unsafe extern "C" fn(out: *mut Description) -> i32;
 pub type Create = unsafe extern "C" fn(host: *const Host, config: Str, instance: *mut *mut c_void) -> i32;
 /// The type of [`Plugin::destroy`].
 pub type Destroy = unsafe extern "C" fn(instance: *mut c_void);
-/// The type of [`Plugin::score_rollout`] and [`Plugin::score_group`].
+/// The type of [`Plugin::score_rollout`], [`Plugin::score_group`] and [`Plugin::reference`].
 pub type Score = unsafe extern "C" fn(instance: *mut c_void, group: *const Group) -> i32;
 /// The type of [`Plugin::save_state`].
 pub type SaveState = unsafe extern "C" fn(instance: *mut c_void) -> i32;
 /// The type of [`Plugin::load_state`].
 pub type LoadState = unsafe extern "C" fn(instance: *mut c_void, state: Bytes) -> i32;
+/// The type of [`Plugin::loss`].
+pub type LossFn = unsafe extern "C" fn(instance: *mut c_void, batch: *const Batch, out: *mut Loss) -> i32;
 /// The type of the exported function [`INIT_SYMBOL`].
 pub type Init = unsafe extern "C" fn(host_abi: u32, table: *mut *const Plugin, error: *mut Str) -> i32;
 
@@ -222,9 +264,11 @@ pub struct Plugin {
     pub save_state: Option<SaveState>,
     /// Optional: takes back what `save_state` wrote.
     pub load_state: Option<LoadState>,
-    /// Place of the custom loss of a later minor version: `None`.
-    pub loss: Option<unsafe extern "C" fn()>,
+    /// Optional: the custom loss.
+    pub loss: Option<LossFn>,
+    /// Optional: asks for references under the live policy.
+    pub reference: Option<Score>,
 }
 
 /// Size of [`Plugin`] in ABI 1.0: no valid table is smaller.
-pub const PLUGIN_SIZE_1_0: usize = 88;
+pub const PLUGIN_SIZE_1_0: usize = 96;

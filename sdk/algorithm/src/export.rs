@@ -1,7 +1,7 @@
 //! From a type to a plug-in: the C functions behind [`crate::export!`], the metadata section, and the wall that no panic
 //! crosses. Nothing here is called by authors directly.
 
-use crate::{Algorithm, Credit, Error, Group, Hook, Host};
+use crate::{Algorithm, Batch, Credit, Error, Group, Hook, Host, Loss, Prefixes, Reference};
 use prl_abi::{ABI_MAJOR, ABI_MINOR, ABI_VERSION, Bytes, Description, Plugin, Str};
 use std::any::Any;
 use std::cell::RefCell;
@@ -67,7 +67,8 @@ pub const fn table<A: Algorithm>(describe: prl_abi::Describe) -> Plugin {
         score_group: if has::<A>(Hook::ScoreGroup) { Some(score_group::<A>) } else { None },
         save_state: if has::<A>(Hook::State) { Some(save_state::<A>) } else { None },
         load_state: if has::<A>(Hook::State) { Some(load_state::<A>) } else { None },
-        loss: None,
+        loss: if has::<A>(Hook::Loss) { Some(loss::<A>) } else { None },
+        reference: if has::<A>(Hook::Reference) { Some(reference::<A>) } else { None },
     }
 }
 
@@ -121,7 +122,10 @@ pub unsafe fn describe<A: Algorithm>(out: *mut Description, metadata: &'static [
         return prl_abi::ERROR;
     }
     out.action_loss = A::ACTION_LOSS.id();
-    out.needs = 0;
+    out.needs = A::REFERENCE.needs() | A::SOURCE.needs();
+    if A::ENTROPY {
+        out.needs |= u64::from(prl_abi::ids::needs::ENTROPY);
+    }
     out.metadata = Str { ptr: metadata.as_ptr(), len: metadata.len() };
     prl_abi::OK
 }
@@ -166,13 +170,28 @@ unsafe extern "C" fn destroy<A: Algorithm>(instance: *mut c_void) {
 unsafe extern "C" fn score_rollout<A: Algorithm>(instance: *mut c_void, group: *const prl_abi::Group) -> i32 {
     // SAFETY: the host passes an instance of `create` and a group that follows `prl.h`.
     unsafe {
-        score::<A>(instance, group, |algorithm, group, credit| algorithm.score_rollout(&group.rollout(0), credit))
+        score::<A>(instance, group, |algorithm, group, host| {
+            algorithm.score_rollout(&group.rollout(0), &mut Credit::new(host, group))
+        })
     }
 }
 
 unsafe extern "C" fn score_group<A: Algorithm>(instance: *mut c_void, group: *const prl_abi::Group) -> i32 {
     // SAFETY: as in `score_rollout`.
-    unsafe { score::<A>(instance, group, |algorithm, group, credit| algorithm.score_group(group, credit)) }
+    unsafe {
+        score::<A>(instance, group, |algorithm, group, host| {
+            algorithm.score_group(group, &mut Credit::new(host, group))
+        })
+    }
+}
+
+unsafe extern "C" fn reference<A: Algorithm>(instance: *mut c_void, group: *const prl_abi::Group) -> i32 {
+    // SAFETY: as in `score_rollout`.
+    unsafe {
+        score::<A>(instance, group, |algorithm, group, host| {
+            algorithm.reference(&group.rollout(0), &mut Prefixes::new(host))
+        })
+    }
 }
 
 /// # Safety
@@ -180,7 +199,7 @@ unsafe extern "C" fn score_group<A: Algorithm>(instance: *mut c_void, group: *co
 unsafe fn score<A: Algorithm>(
     instance: *mut c_void,
     group: *const prl_abi::Group,
-    call: impl FnOnce(&mut A, &Group, &mut Credit) -> Result<(), Error>,
+    call: impl FnOnce(&mut A, &Group, &Host) -> Result<(), Error>,
 ) -> i32 {
     // SAFETY: by the contract of this function.
     let instance = unsafe { &mut *instance.cast::<Instance<A>>() };
@@ -189,7 +208,27 @@ unsafe fn score<A: Algorithm>(
     guard(&host, || {
         // SAFETY: by the contract of this function.
         let group = unsafe { Group::from_raw(&*group) }?;
-        call(&mut instance.algorithm, &group, &mut Credit::new(&host, &group))
+        call(&mut instance.algorithm, &group, &host)
+    })
+}
+
+unsafe extern "C" fn loss<A: Algorithm>(
+    instance: *mut c_void,
+    batch: *const prl_abi::Batch,
+    out: *mut prl_abi::Loss,
+) -> i32 {
+    // SAFETY: the host passes an instance of `create`.
+    let instance = unsafe { &mut *instance.cast::<Instance<A>>() };
+    // SAFETY: the host outlives the instance.
+    let host = unsafe { Host::from_raw(instance.host) };
+    guard(&host, || {
+        // SAFETY: the host passes a batch and a place for the result that follow `prl.h`.
+        let (batch, mut out) = unsafe {
+            let batch = Batch::from_raw(&*batch)?;
+            let out = Loss::from_raw(&mut *out, batch.len(), &host)?;
+            (batch, out)
+        };
+        instance.algorithm.loss(&batch, &mut out)
     })
 }
 
@@ -244,6 +283,9 @@ pub const fn metadata<A: Algorithm, const N: usize>(version: &str) -> [u8; N] {
 
 const fn write_metadata<A: Algorithm, const N: usize>(version: &str) -> ([u8; N], usize) {
     assert!(is_plain(A::NAME), "the name of an algorithm consists of letters, digits, `_` and `-`");
+    let asks = matches!(A::REFERENCE, Reference::Policy);
+    assert!(asks == has::<A>(Hook::Reference), "Hook::Reference is for Reference::Policy, and the other way round");
+    assert!(!A::ENTROPY || has::<A>(Hook::Loss), "ENTROPY is for an algorithm with Hook::Loss");
     let mut w = Writer { bytes: [0; N], len: 0 };
     w.text("{\"name\":\"").text(A::NAME).text("\",\"version\":\"").text(version);
     w.text("\",\"abi\":\"").number(ABI_MAJOR).text(".").number(ABI_MINOR).text("\",\"hooks\":[");
@@ -256,7 +298,9 @@ const fn write_metadata<A: Algorithm, const N: usize>(version: &str) -> ([u8; N]
         i += 1;
     }
     w.text("],\"action_loss\":\"").text(A::ACTION_LOSS.as_str());
-    w.text("\",\"config_schema\":").text(A::CONFIG_SCHEMA).text("}");
+    w.text("\",\"reference\":\"").text(A::REFERENCE.as_str()).text("\",\"source\":\"").text(A::SOURCE.as_str());
+    w.text("\",\"entropy\":").text(if A::ENTROPY { "true" } else { "false" });
+    w.text(",\"config_schema\":").text(A::CONFIG_SCHEMA).text("}");
     (w.bytes, w.len)
 }
 

@@ -1,9 +1,9 @@
-//! Typed, borrowed views of a group's columns. Owns the check that a column has the type and length `prl.h` promises;
-//! must not copy data or know what it means.
+//! Typed, borrowed views of a group's columns. Owns which column is read where; must not copy data or know what it means.
 
 use crate::Error;
-use prl_abi::ids::{axis, col, dtype, role};
-use prl_abi::{Column, Str};
+use crate::columns::{Columns, known, part, text};
+use prl_abi::Str;
+use prl_abi::ids::{col, role};
 use std::ops::Range;
 
 /// The rollouts of one task that finished without an error.
@@ -35,6 +35,7 @@ pub struct Group<'a> {
     sampling_logprob: &'a [f32],
     role: &'a [u8],
     content: &'a [u8],
+    ref_logprob: Option<&'a [f32]>,
     component_name: &'a [Str],
     component_value: &'a [f64],
     component_weight: &'a [f64],
@@ -51,9 +52,7 @@ impl<'a> Group<'a> {
     /// `raw` and everything it points at follow `prl.h` and stay unchanged for `'a`.
     pub(crate) unsafe fn from_raw(raw: &'a prl_abi::Group) -> Result<Self, Error> {
         // SAFETY: by the contract of this function.
-        let columns =
-            unsafe { prl_abi::view(raw.columns, raw.n_columns as usize) }.ok_or("the group's columns are null")?;
-        let c = Columns { columns };
+        let c = unsafe { Columns::from_raw(raw.columns, raw.n_columns) }?;
         let (rollouts, samples, tokens) = (raw.n_rollouts, raw.n_samples, raw.n_tokens);
         let sample_start = c.get::<u64>(col::SAMPLE_START, rollouts + 1)?;
         let component_start = c.get::<u64>(col::COMPONENT_START, rollouts + 1)?;
@@ -90,6 +89,7 @@ impl<'a> Group<'a> {
             sampling_logprob: c.get(col::SAMPLING_LOGPROB, tokens)?,
             role: c.get(col::ROLE, tokens)?,
             content: c.get(col::CONTENT, tokens)?,
+            ref_logprob: c.optional(col::REF_LOGPROB, tokens)?,
             component_name: c.get(col::COMPONENT_NAME, components)?,
             component_value: c.get(col::COMPONENT_VALUE, components)?,
             component_weight: c.get(col::COMPONENT_WEIGHT, components)?,
@@ -279,13 +279,36 @@ pub struct Turn {
 }
 
 /// Whose message a token came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
 pub enum Role {
     System,
     User,
     Assistant,
     Tool,
+}
+
+impl Role {
+    /// The name in messages.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        }
+    }
+
+    pub(crate) const fn id(self) -> u8 {
+        let id = match self {
+            Role::System => role::SYSTEM,
+            Role::User => role::USER,
+            Role::Assistant => role::ASSISTANT,
+            Role::Tool => role::TOOL,
+        };
+        id as u8
+    }
 }
 
 /// One training sample: a whole branch of a rollout, prompt included. All lists have one entry per token.
@@ -326,6 +349,11 @@ impl<'a> Sample<'_, 'a> {
         &self.group.sampling_logprob[self.tokens()]
     }
 
+    /// Log-probability under the reference ([`crate::Algorithm::REFERENCE`]); `None` when this sample has none.
+    pub fn ref_logprobs(&self) -> Option<&'a [f32]> {
+        known(&self.group.ref_logprob?[self.tokens()])
+    }
+
     /// The sampling temperature.
     pub fn temperature(&self) -> f32 {
         self.group.temperature[self.index]
@@ -357,66 +385,5 @@ impl<'a> Sample<'_, 'a> {
 
     fn tokens(&self) -> Range<usize> {
         part(self.group.token_start, self.index)
-    }
-}
-
-fn part(starts: &[u64], row: usize) -> Range<usize> {
-    starts[row] as usize..starts[row + 1] as usize
-}
-
-/// The host promises UTF-8; should it break that promise the text is cut before the first bad byte.
-fn text<'a>(raw: Str) -> &'a str {
-    // SAFETY: strings reach this function only from columns, whose contents follow `prl.h` for `'a`.
-    let bytes: &'a [u8] = unsafe { raw.bytes() }.unwrap_or_default();
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(e) => std::str::from_utf8(&bytes[..e.valid_up_to()]).unwrap_or_default(),
-    }
-}
-
-/// Element types by their id.
-trait Element {
-    const DTYPE: u32;
-}
-impl Element for u8 {
-    const DTYPE: u32 = dtype::U8;
-}
-impl Element for u32 {
-    const DTYPE: u32 = dtype::U32;
-}
-impl Element for u64 {
-    const DTYPE: u32 = dtype::U64;
-}
-impl Element for f32 {
-    const DTYPE: u32 = dtype::F32;
-}
-impl Element for f64 {
-    const DTYPE: u32 = dtype::F64;
-}
-impl Element for Str {
-    const DTYPE: u32 = dtype::STR;
-}
-
-struct Columns<'a> {
-    columns: &'a [Column],
-}
-
-impl<'a> Columns<'a> {
-    fn get<T: Element>(&self, id: u32, len: usize) -> Result<&'a [T], Error> {
-        let name = col::ALL.iter().find(|(_, i)| *i == id).map_or("?", |(name, _)| name);
-        let column =
-            self.columns.iter().find(|c| c.id == id).ok_or_else(|| format!("the host gave no column {name}"))?;
-        if column.dtype != T::DTYPE || column.len != len || column.width != 1 || column.axis < axis::GROUP {
-            return Err(format!(
-                "column {name} has type {}, width {} and {} elements where type {}, width 1 and {len} were expected",
-                column.dtype,
-                column.width,
-                column.len,
-                T::DTYPE
-            )
-            .into());
-        }
-        // SAFETY: id, type and length are as `prl.h` says, and the pointer follows it by the contract of `from_raw`.
-        unsafe { prl_abi::view(column.ptr.cast(), len) }.ok_or_else(|| format!("column {name} is null").into())
     }
 }

@@ -1,7 +1,7 @@
-//! Safe handles on the host's callbacks: [`Host`] to speak, [`Credit`] to write a group's streams. Knows nothing of what
-//! the host does with either.
+//! Safe handles on the host's callbacks: [`Host`] to speak, [`Credit`] to write a group's streams, [`Prefixes`] to ask for
+//! references. Knows nothing of what the host does with any.
 
-use crate::{Error, Group};
+use crate::{Error, Group, Role};
 use prl_abi::ids::{log, stream};
 use prl_abi::{Bytes, Str};
 use std::ops::Deref;
@@ -144,6 +144,39 @@ impl<'a> Credit<'a> {
 
 /// Log lines, metrics and random numbers.
 impl Deref for Credit<'_> {
+    type Target = Host;
+
+    fn deref(&self) -> &Host {
+        self.host
+    }
+}
+
+/// Says which messages stand before a sample when the live policy scores it.
+pub struct Prefixes<'a> {
+    host: &'a Host,
+}
+
+impl<'a> Prefixes<'a> {
+    pub(crate) fn new(host: &'a Host) -> Self {
+        Prefixes { host }
+    }
+
+    /// Asks for the reference log-probabilities of one sample ([`crate::Sample::index`]) behind `messages`, which the host
+    /// renders without a generation prompt. No messages: the sample's tokens alone. The last word on a sample counts.
+    ///
+    /// # Errors
+    /// No such sample.
+    pub fn ask(&mut self, sample: usize, messages: &[(Role, &str)]) -> Result<(), Error> {
+        let message = |(role, content): &(Role, &str)| serde_json::json!({"role": role.as_str(), "content": content});
+        let json = serde_json::Value::from_iter(messages.iter().map(message)).to_string();
+        // SAFETY: the text lives during the call.
+        let code = unsafe { (self.host.raw().reference)(self.host.raw().ctx, sample, Str::new(&json)) };
+        check(code, || format!("sample {sample} cannot get a reference"))
+    }
+}
+
+/// Log lines, metrics and random numbers.
+impl Deref for Prefixes<'_> {
     type Target = Host;
 
     fn deref(&self) -> &Host {

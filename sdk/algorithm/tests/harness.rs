@@ -1,8 +1,9 @@
 //! The SDK through its own harness: every accessor, every writer, states, panics, metadata.
 
-use prl_sdk::testing::{GroupBuilder, RolloutBuilder, Tested, check_schema, score};
+use prl_sdk::testing::{GroupBuilder, RolloutBuilder, Tested, check_golden, check_schema, score};
 use prl_sdk::{
-    ActionLoss, Algorithm, Component, Credit, Error, Group, Hook, Host, Level, NoConfig, Role, Stream, Turn,
+    ActionLoss, Algorithm, Component, Credit, Error, Group, Hook, Host, Level, NoConfig, Prefixes, Reference, Role,
+    Rollout, Source, Stream, Turn,
 };
 use serde::Deserialize;
 
@@ -193,10 +194,107 @@ fn metadata_is_json_made_at_compile_time() {
     assert_eq!((&value["version"], &value["abi"]), (&"1.2.3".into(), &"1.0".into()));
     assert_eq!((&value["hooks"][1], &value["action_loss"]), (&"state".into(), &"ref_kl".into()));
     assert_eq!(value["config_schema"]["properties"]["start"]["default"], 0);
+    assert_eq!(
+        (&value["reference"], &value["source"], &value["entropy"]),
+        (&"none".into(), &"policy".into(), &false.into())
+    );
 
     const PLAIN: usize = prl_sdk::export::metadata_len::<Plain>("0");
     let value: serde_json::Value = serde_json::from_slice(&prl_sdk::export::metadata::<Plain, PLAIN>("0")).unwrap();
     assert_eq!(value["hooks"], serde_json::json!([]));
     Tested::<Plain>::new("{}").unwrap();
     assert!(Tested::<Plain>::new(r#"{"a": 1}"#).is_err());
+}
+
+/// Shows the live policy the task's answer, and takes what it then says of a sample as advantage.
+struct Hinted;
+
+impl Algorithm for Hinted {
+    const NAME: &'static str = "hinted";
+    const HOOKS: &'static [Hook] = &[Hook::Reference, Hook::ScoreGroup];
+    const REFERENCE: Reference = Reference::Policy;
+    const SOURCE: Source = Source::Frozen;
+    type Config = NoConfig;
+
+    fn new(_config: NoConfig, _host: &Host) -> Result<Self, Error> {
+        Ok(Hinted)
+    }
+
+    fn reference(&mut self, rollout: &Rollout, prefixes: &mut Prefixes) -> Result<(), Error> {
+        prefixes.log(Level::Debug, "asked");
+        for sample in rollout.samples().skip(1) {
+            prefixes
+                .ask(sample.index(), &[(Role::System, rollout.group().task_answer()), (Role::User, "go \"on\"")])?;
+        }
+        prefixes.ask(rollout.samples().len() + usize::from(rollout.reward() < 0.0) - 1, &[])
+    }
+
+    fn score_group(&mut self, group: &Group, credit: &mut Credit) -> Result<(), Error> {
+        for sample in group.rollouts().flat_map(|r| r.samples().collect::<Vec<_>>()) {
+            let values = sample.ref_logprobs().map_or(vec![-9.0; sample.len()], <[f32]>::to_vec);
+            credit.write(Stream::Advantages, sample.index(), &values)?;
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn an_algorithm_asks_for_references_and_sees_them() {
+    let one = |reward| {
+        GroupBuilder::new()
+            .task("t", "{}", "42")
+            .rollout(RolloutBuilder::new(reward).sample(1, 1).sample(1, 1).sample(1, 2))
+    };
+    let asked = Tested::<Hinted>::new("{}").unwrap().reference(&one(1.0)).unwrap();
+    let messages = serde_json::json!([{"role": "system", "content": "42"}, {"role": "user", "content": "go \"on\""}]);
+    assert_eq!(asked, [None, Some(messages), Some(serde_json::json!([]))]);
+    let error = Tested::<Hinted>::new("{}").unwrap().reference(&one(-1.0)).unwrap_err();
+    assert_eq!(error, "sample 3 cannot get a reference");
+
+    let description = {
+        const LEN: usize = prl_sdk::export::metadata_len::<Hinted>("1");
+        static TEXT: [u8; LEN] = prl_sdk::export::metadata::<Hinted, LEN>("1");
+        let mut out = prl_sdk::abi::Description {
+            struct_size: std::mem::size_of::<prl_sdk::abi::Description>() as u32,
+            action_loss: 0,
+            needs: 0,
+            metadata: prl_sdk::abi::Str::EMPTY,
+        };
+        assert_eq!(unsafe { prl_sdk::export::describe::<Hinted>(&mut out, &TEXT) }, prl_sdk::abi::OK);
+        let json: serde_json::Value = serde_json::from_slice(&TEXT).unwrap();
+        assert_eq!((&json["reference"], &json["source"]), (&"policy".into(), &"frozen".into()));
+        out
+    };
+    assert_eq!((description.needs, description.action_loss), (6, 1));
+}
+
+const RECORDED: &str = r#"{"group_id": 3, "env": "e", "task_key": "e:1", "answer": "x", "rollouts": [
+    {"reward": 1.0, "member": 2, "turns": [{"tokens": 2}], "samples": [
+        {"token_ids": [1, 2, 3], "mask": [false, true, true], "logprobs": [0, -0.5, -1], "ref_logprobs": [0, -2, -3]}]},
+    {"reward": 0.0, "truncated": true, "metrics": [{"name": "m", "value": 1}], "samples": [
+        {"token_ids": [1, 2], "mask": [false, true], "logprobs": [0, -0.25], "versions": [4, 5],
+         "spans": [{"start": 0, "len": 1, "role": "tool", "is_content": false}]}]}]}"#;
+
+#[test]
+fn recorded_groups_and_golden_vectors() {
+    let group = GroupBuilder::from_json(RECORDED).unwrap();
+    let scored = score::<Hinted>("{}", &group).unwrap();
+    assert_eq!(scored.streams[0].advantages, Some(vec![0.0, -2.0, -3.0]));
+    assert_eq!(scored.streams[1].advantages, Some(vec![-9.0, -9.0]), "without a reference");
+    let golden = |second: &str| {
+        format!(
+            r#"[{{"name": "recorded", "config": {{}}, "group": {RECORDED},
+                "streams": [{{"advantages": [0, -2, -3]}}, {{"advantages": {second}}}]}}]"#
+        )
+    };
+    assert_eq!(check_golden::<Hinted>(&golden("[-9, -9]")), Ok(1));
+    let error = check_golden::<Hinted>(&golden("[-9, -8.5]")).unwrap_err();
+    assert_eq!(error, "recorded: advantages of sample 1: -9 at token 1, not -8.5");
+    let error = check_golden::<Hinted>(&golden("[-9, -9], \"ce_weights\": [0, 0]")).unwrap_err();
+    assert_eq!(error, "recorded: ce_weights of sample 1: None, not Some([0.0, 0.0])");
+    let error = GroupBuilder::from_json(&RECORDED.replace("[0, -0.25]", "[0]")).err().unwrap();
+    assert_eq!(error, "sample 0 of rollout 1: `logprobs` has 1 entries for 2 tokens");
+    let error = GroupBuilder::from_json(&RECORDED.replace("\"len\": 1", "\"len\": 3")).err().unwrap();
+    assert_eq!(error, "sample 0 of rollout 1: a span of 3 from 0 leaves its 2 tokens");
+    assert!(GroupBuilder::from_json("{\"rollots\": []}").err().unwrap().contains("unknown field `rollots`"));
 }

@@ -169,7 +169,8 @@ section! {
 section! {
     /// Rollouts: environments, algorithm, batches.
     pub struct OrchestratorConfig {
-        /// The algorithm: `type` names the plug-in, the other keys are handed to it.
+        /// The algorithm of environments that have none of their own: `type` names the plug-in, the other keys are handed to
+        /// it.
         algo: Algo = Algo::default();
         /// The sampled model.
         model: OrchestratorModel = OrchestratorModel::default();
@@ -228,6 +229,14 @@ section! {
 }
 
 impl OrchestratorConfig {
+    /// The algorithm of training environment `index`, and the dotted key it stands at.
+    pub fn algo_of(&self, index: usize) -> (String, &Algo) {
+        match self.train.env.get(index).and_then(|env| env.algo.as_ref()) {
+            Some(algo) => (format!("orchestrator.train.env.{index}.algo"), algo),
+            None => ("orchestrator.algo".to_string(), &self.algo),
+        }
+    }
+
     /// Rollouts in flight: `max_inflight_rollouts`, or `batch_size` times the oversampling factor, and at least one
     /// group of the largest size.
     pub fn inflight_rollouts(&self) -> usize {
