@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{compile_c, group, library};
+use common::{compile_c, group, library, outside};
 use prl_algorithm::{AlgorithmError, Hook, Plugin, Registry, Search, inspect};
 use std::ffi::OsStr;
 use std::fs;
@@ -169,7 +169,7 @@ fn a_registry_finds_by_name_and_says_what_it_knows() {
         fs::create_dir_all(folder).unwrap();
     }
     fs::copy(library("grpo"), bin.join("libgrpo.so")).unwrap();
-    fs::copy(library("rogue"), lib.join("libany_file_name.so")).unwrap();
+    fs::copy(outside("misbehave"), lib.join("libany_file_name.so")).unwrap();
     file(&bin, "libdamaged.so", b"\x7fELF");
     file(&bin, "notes.txt", b"not looked at");
     let path = std::env::join_paths([&extra, &dir.path().join("missing")]).unwrap();
@@ -177,14 +177,14 @@ fn a_registry_finds_by_name_and_says_what_it_knows() {
 
     let registry = Registry::discover(&search(vec![])).unwrap();
     let names: Vec<&str> = registry.found().iter().map(|found| found.metadata.name.as_str()).collect();
-    assert_eq!(names, ["grpo", "rogue"]);
+    assert_eq!(names, ["grpo", "misbehave"]);
     let broken: Vec<&Path> = registry.broken().map(|(path, _)| path).collect();
     assert_eq!(broken, [bin.join("libdamaged.so")]);
     assert_eq!(registry.open("grpo").unwrap().path(), bin.join("libgrpo.so"));
-    assert_eq!(registry.open("rogue").unwrap().metadata().name, "rogue");
+    assert_eq!(registry.open("misbehave").unwrap().metadata().name, "misbehave");
     assert!(matches!(registry.open("damaged").unwrap_err(), AlgorithmError::Damaged { .. }));
     let error = registry.open("gpro").unwrap_err().to_string();
-    assert!(error.starts_with("there is no algorithm `gpro`: known are `grpo`, `rogue`; searched "), "{error}");
+    assert!(error.starts_with("there is no algorithm `gpro`: known are `grpo`, `misbehave`; searched "), "{error}");
     for place in [&extra, &bin, &lib] {
         assert!(error.contains(place.to_str().unwrap()), "{error}");
     }

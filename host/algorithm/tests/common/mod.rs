@@ -8,7 +8,7 @@ use prl_types::{
 };
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A library that cargo built beside the tests: `target/release/deps/lib<name>.so`.
 pub fn library(name: &str) -> PathBuf {
@@ -21,6 +21,43 @@ pub fn library(name: &str) -> PathBuf {
 
 pub fn load(name: &str) -> Plugin {
     Plugin::load(&library(name)).unwrap()
+}
+
+/// A plug-in of `plugins/`, built on its own as third parties build theirs. Its dependencies are all among the workspace's,
+/// so that nothing is fetched.
+pub fn outside(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugins");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins").join(name).join("Cargo.toml");
+    let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--release", "--offline", "--locked", "--quiet", "--manifest-path"])
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(&target)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    target.join("release").join(format!("lib{name}.so"))
+}
+
+/// [`outside`], once for a test binary.
+pub fn misbehave() -> &'static Plugin {
+    static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+    PLUGIN.get_or_init(|| Plugin::load(&outside("misbehave")).unwrap())
+}
+
+/// [`outside`], once for a test binary.
+pub fn gspo() -> &'static Plugin {
+    static PLUGIN: OnceLock<Plugin> = OnceLock::new();
+    PLUGIN.get_or_init(|| Plugin::load(&outside("gspo")).unwrap())
+}
+
+/// A C source of `plugins/c`, compiled; `None` (and a line) without a compiler.
+pub fn in_c(test: &str, name: &str) -> Option<Plugin> {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../plugins/c").join(name).with_extension("c");
+    let file = dir.path().join(format!("lib{name}.so"));
+    compile_c(test, &source, &file, &[])?;
+    Some(Plugin::load(&file).unwrap())
 }
 
 /// Compiles C with the header in reach into a shared library; `None` (and a line) without a compiler.
