@@ -13,19 +13,23 @@ Written with numpy alone and independent of the plug-ins: lists in, arrays out, 
 - ce, ref_kl  cross-entropy; reverse KL to reference log-probabilities with the gradient of a policy gradient
 """
 
+from fractions import Fraction
+
 import numpy as np
 
 F64 = np.float64
 
 
 def mean(values):
-    values = np.asarray(values, F64)
-    return np.sum(values) / F64(len(values))
+    """Exact, and rounded once."""
+    return F64(float(sum(map(Fraction, map(float, values))) / len(values)))
 
 
 def grpo(rewards):
-    rewards = np.asarray(rewards, F64)
-    return np.zeros(len(rewards)) if np.all(rewards == rewards[0]) else rewards - mean(rewards)
+    """Distances to the mean, exact and rounded once: plain sums lose what close rewards differ by."""
+    exact = [Fraction(float(reward)) for reward in rewards]
+    centre = sum(exact) / len(exact)
+    return np.array([F64(float(reward - centre)) for reward in exact])
 
 
 def length_penalty(rewards, output, context, turns, weights):

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! An instance belongs to one environment. Its agent is named by the text at `agent_key` of the task's payload, where that
-//! is set; otherwise the environment has one agent. Baselines are the plug-in's state, which checkpoints hold.
+//! is set; otherwise the environment has one agent. Baselines are the plug-in's state.
 //!
 //! Source: Liu et al., "SPIRAL: Self-Play on Zero-Sum Games Incentivizes Reasoning via Multi-Agent Multi-Turn Reinforcement
 //! Learning", arXiv:2506.24119; as in prime-rl, the advantage is taken before the baseline moves.

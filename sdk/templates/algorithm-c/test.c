@@ -4,10 +4,16 @@
 #include <stdio.h>
 
 static double assigned[2];
+static prl_str last_error;
 
 static void say(void *ctx, prl_str message) {
   (void)ctx;
-  fprintf(stderr, "error: %.*s\n", (int)message.len, message.ptr);
+  last_error = message; /* all texts of this plug-in are literals */
+}
+
+static int wrong(int step) {
+  fprintf(stderr, "step %d: %.*s\n", step, (int)last_error.len, last_error.ptr ? last_error.ptr : "");
+  return step;
 }
 
 static int32_t assign(void *ctx, size_t rollout, double advantage) {
@@ -25,12 +31,12 @@ int main(void) {
   const prl_plugin *plugin = NULL;
   prl_str error;
   void *self = NULL;
-  if (prl_plugin_init(PRL_ABI_VERSION, &plugin, &error) != PRL_OK) return 1;
-  if (plugin->create(&host, PRL_LITERAL("{}"), &self) != PRL_OK) return 2;
-  if (plugin->score_group(self, &group) != PRL_OK) return 3;
-  if (assigned[0] != 0.5 || assigned[1] != -0.5) return 4;
+  if (prl_plugin_init(PRL_ABI_VERSION, &plugin, &error) != PRL_OK) return wrong(1);
+  if (plugin->create(&host, PRL_LITERAL("{}"), &self) != PRL_OK) return wrong(2);
+  if (plugin->score_group(self, &group) != PRL_OK) return wrong(3);
+  if (assigned[0] != 0.5 || assigned[1] != -0.5) return wrong(4);
   plugin->destroy(self);
-  if (plugin->create(&host, PRL_LITERAL("{\"a\":1}"), &self) == PRL_OK) return 5;
+  if (plugin->create(&host, PRL_LITERAL("{\"a\":1}"), &self) == PRL_OK) return wrong(5);
   puts("ok");
   return 0;
 }

@@ -137,7 +137,7 @@ impl Bench {
 
     /// Every case with an instance of its own: right lengths, finite values, all streams that the loss needs; and no panic.
     fn score_all(&self) -> (Found, Found) {
-        let (mut wrong, mut panicked, count) = (None, None, self.cases.len());
+        let (mut wrong, mut panicked, mut whole, count) = (None, None, 0, self.cases.len());
         for case in &self.cases {
             let outcome = self.fresh().map_err(|e| (e, false)).and_then(|mut algorithm| {
                 let rollouts = self.rollouts(case).map_err(|e| (e, false))?;
@@ -145,14 +145,14 @@ impl Bench {
                     .map_err(|e| (format!("{}: {e}", case.0), matches!(e, AlgorithmError::Panic { .. })))
             });
             match outcome {
-                Ok(_) => {}
+                Ok(_) => whole += 1,
                 Err((error, true)) => drop(panicked.get_or_insert(error)),
                 Err((error, false)) => drop(wrong.get_or_insert(error)),
             }
         }
         let told = |failed: Option<String>, text: String| failed.map_or(Ok(text), Err);
         (
-            told(wrong, format!("{count} groups have whole, finite streams, hard cases among them")),
+            told(wrong, format!("{whole} of {count} groups have whole, finite streams, hard cases among them")),
             told(panicked, format!("none in {count} groups")),
         )
     }

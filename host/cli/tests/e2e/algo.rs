@@ -1,5 +1,6 @@
 //! `prl algo`: looking at algorithm plug-ins, trying them out, and making them.
 
+use crate::plugin::built;
 use crate::support::{Finished, Running, Scratch, refused, repo};
 use serde_json::{Value, json};
 use std::fs;
@@ -62,6 +63,32 @@ fn the_built_in_algorithms_keep_the_contract() {
     let done = scratch.prl(&format!("algo check opsd --input {group}"));
     assert_eq!(done.code, Some(1), "{done}");
     assert!(done.stdout.contains("these checks failed: results") && done.stdout.contains("demonstration"), "{done}");
+}
+
+#[test]
+fn plugins_outside_the_workspace_are_checked() {
+    let scratch = Scratch::new();
+    let rae = scratch.prl(&format!("algo check {}", built("rae"))).ok().stdout;
+    assert!(rae.contains("bytes; what loads them goes on with the same numbers"), "{rae}");
+    let gspo = scratch.prl(&format!("algo check {}", built("gspo"))).ok().stdout;
+    for part in ["loss", "gradient", "packing"] {
+        assert!(gspo.lines().any(|line| line.starts_with(&format!("ok    {part}"))), "{part}: {gspo}");
+    }
+    assert!(gspo.contains("loss") && gspo.contains("on 131072 tokens"), "{gspo}");
+    let misbehave = built("misbehave");
+    for (mode, failed) in [("panic", "panics, loss"), ("nan", "results, loss")] {
+        let config = json!({ "mode": mode }).to_string();
+        let done = Running::start(scratch.command_of(&["algo", "check", &misbehave, "--config", &config])).wait();
+        assert_eq!(done.code, Some(1), "{done}");
+        assert!(done.stdout.contains(&format!("these checks failed: {failed}\n")), "{mode}: {done}");
+    }
+
+    // Its loss on written tokens: one sequence whose ratio is 1, so that nothing is clipped.
+    let tokens = r#"{"trainer_logprobs": [-1, -2], "inference_logprobs": [-2, -1], "advantages": [1, 1]}"#;
+    let tokens = scratch.write("tokens.json", tokens);
+    let result = json(&scratch.prl(&format!("algo loss {} --input {tokens}", built("gspo"))).ok());
+    assert_eq!((&result["loss"], &result["grad"]), (&json!(-1.0), &json!([-0.5, -0.5])));
+    assert_eq!(result["metrics"]["ratio"], json!(1.0));
 }
 
 #[test]

@@ -4,23 +4,23 @@ use crate::support::{Scratch, repo};
 use std::path::Path;
 use std::process::Command;
 
-/// Builds `plugins/hello`. Its dependencies are all among the workspace's, so that nothing is fetched.
-fn hello() -> String {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hello");
+/// Builds a plug-in of `plugins/`. Its dependencies are all among the workspace's, so that nothing is fetched.
+pub fn built(name: &str) -> String {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plugins");
     let built = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--release", "--offline", "--locked", "--quiet", "--manifest-path"])
-        .arg(repo().join("plugins/hello/Cargo.toml"))
+        .arg(repo().join("plugins").join(name).join("Cargo.toml"))
         .arg("--target-dir")
         .arg(&target)
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    target.join("release/libhello.so").display().to_string()
+    target.join(format!("release/lib{name}.so")).display().to_string()
 }
 
 #[test]
 fn a_plugin_changes_the_advantages() {
-    let plugin = hello();
+    let plugin = built("hello");
     let scratch = Scratch::new();
     scratch.rl("grpo", "--max-steps 2").ok();
     let done = scratch.rl("hello", &format!("--max-steps 2 --plugin {plugin} --orchestrator.algo.type hello")).ok();
