@@ -13,21 +13,22 @@ use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place, Resumed};
 use crate::ports::algorithm::PluginAlgorithm;
 use crate::ports::observer::Recorder;
-use crate::ports::policy::{EnginePolicy, Snapshots};
+use crate::ports::outside::{self, ChatSource, Teacher};
+use crate::ports::policy::{EnginePolicy, PolicyReference, Snapshots};
 use crate::ports::renderer::ModelRenderer;
 use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
-use prl_algorithm::{Hook, Plugin, Registry};
-use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
+use prl_algorithm::{Hook, Metadata, Plugin, Registry};
+use prl_config::{Algo, EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::Decoder;
 use prl_monitor::{Logs, Progress};
-use prl_orchestrator::{Deps, Env, Settings, TrainDeps};
+use prl_orchestrator::{Deps, Env, Reference, Settings, Source, TrainDeps};
 use prl_render::Renderer;
 use prl_trainer::{Trainer, TrainerParts};
-use prl_types::PolicyVersion;
+use prl_types::{Message, PolicyVersion, Role};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -68,6 +69,8 @@ struct Parts {
     renderer: Arc<Renderer>,
     /// By training environment.
     plugins: Vec<Plugin>,
+    /// By training environment.
+    outside: Vec<Outside>,
     train: Vec<Pool>,
     eval: Vec<Pool>,
 }
@@ -100,13 +103,66 @@ impl Parts {
             )));
         }
 
+        let mut outside = Vec::new();
+        for (i, plugin) in plugins.iter().enumerate() {
+            outside.push(Outside::connect(plugin.metadata(), orchestrator.algo_of(i), &renderer).await?);
+        }
         let sandbox = environments::sandbox()?;
         let context = config.inference.model.max_model_len.unwrap_or(made_for);
         let train_hosts = orchestrator.train.env.iter().map(|e| e.host());
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugins, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, train, eval })
+    }
+}
+
+/// Models outside the run that an environment's algorithm uses.
+#[derive(Clone, Default)]
+struct Outside {
+    source: Option<Arc<dyn Source>>,
+    teacher: Option<Arc<dyn Reference>>,
+}
+
+impl Outside {
+    async fn connect(plugin: &Metadata, (key, algo): (String, &Algo), renderer: &Renderer) -> Result<Self, Failure> {
+        let name = &plugin.name;
+        let wrong = |place: &str, why: String| Err(Failure::input(format_args!("`{key}.{place}`{why}")));
+        let model = "set `name` and `base_url` of a served model";
+        match (plugin.reference == prl_algorithm::Reference::Teacher, &algo.teacher) {
+            (true, None) => {
+                return wrong("teacher", format!(" is missing: `{name}` wants a teacher's log-probabilities; {model}"));
+            }
+            (false, Some(_)) => return wrong("teacher", format!(": `{name}` asks no teacher; remove it")),
+            _ => {}
+        }
+        match (plugin.source == prl_algorithm::Source::Frozen, &algo.sampling.source) {
+            (true, None) => {
+                let why = format!(" is missing: `{name}` learns from what a model outside the run answers; {model}");
+                return wrong("sampling.source", why);
+            }
+            (false, Some(_)) => {
+                let why = format!(
+                    ": `{name}` needs log-probabilities of what is sampled, so it must be the policy's; remove it"
+                );
+                return wrong("sampling.source", why);
+            }
+            _ => {}
+        }
+        let mut outside = Outside::default();
+        if let Some(source) = &algo.sampling.source {
+            let model = outside::Outside::connect(source, &format!("{key}.sampling.source")).await?;
+            outside.source = Some(Arc::new(ChatSource(model)));
+        }
+        if let Some(teacher) = &algo.teacher {
+            let place = format!("{key}.teacher");
+            let model = outside::Outside::connect(teacher, &place).await?;
+            let hello =
+                renderer.render_ids(&[Message::text(Role::User, "Hello")], &[], true).map_err(Failure::input)?;
+            model.check_scores(&hello.ids, &place).await?;
+            outside.teacher = Some(Arc::new(Teacher(model)));
+        }
+        Ok(outside)
     }
 }
 
@@ -287,7 +343,19 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         train: train
             .into_iter()
             .enumerate()
-            .map(|(i, env)| Ok(TrainDeps { env, algorithm: algorithm(i)? }))
+            .map(|(i, env)| {
+                let (algorithm, Outside { source, teacher }) = (algorithm(i)?, parts.outside[i].clone());
+                let live = parts.plugins[i].metadata().reference == prl_algorithm::Reference::Policy;
+                let reference = match live {
+                    true => Some(Arc::new(PolicyReference {
+                        engine: ready.engine.handle(),
+                        algorithm: algorithm.clone(),
+                        renderer: parts.renderer.clone(),
+                    }) as Arc<dyn Reference>),
+                    false => teacher,
+                };
+                Ok(TrainDeps { env, algorithm, source, reference })
+            })
             .collect::<Result<_, Failure>>()?,
         eval,
         stop: stop.receiver.clone(),

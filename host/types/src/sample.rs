@@ -1,8 +1,9 @@
 //! The token border: what the engine sampled and what the trainer learns from.
 //!
-//! Token ids of sampled text are never rebuilt from text: [`Sampled`] is made by the engine, and a [`Sample`] is built
-//! from prompt ids, environment ids and `Sampled` values only. Numbers that somebody wrote down to try an algorithm out are no
-//! text, and have a door of their own, [`Sample::made_up`].
+//! Token ids of what the policy sampled are never rebuilt from text: [`Sampled`] is made by the engine, and a [`Sample`] is
+//! built from prompt ids, environment ids and `Sampled` values only. What a model outside the run answered comes as text;
+//! its ids are the renderer's, and it has no log-probabilities. Numbers that somebody wrote down to try an algorithm out
+//! are no text, and have a door of their own, [`Sample::made_up`].
 
 use crate::{PolicyVersion, Role, TokenId};
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,7 @@ pub enum FinishReason {
 pub struct Sampled {
     ids: Vec<TokenId>,
     logprobs: Vec<f32>,
-    versions: (PolicyVersion, PolicyVersion),
+    versions: Option<(PolicyVersion, PolicyVersion)>,
     finish: FinishReason,
 }
 
@@ -45,7 +46,13 @@ impl Sampled {
     ) -> Result<Self, SampleError> {
         check_len("logprobs", logprobs.len(), ids.len())?;
         check_finite("logprobs", &logprobs)?;
-        Ok(Sampled { ids, logprobs, versions, finish })
+        Ok(Sampled { ids, logprobs, versions: Some(versions), finish })
+    }
+
+    /// The answer of a model outside the run, in the ids that the renderer gives its text. Its log-probabilities are not
+    /// known and stand as 0.
+    pub fn from_text(ids: Vec<TokenId>, finish: FinishReason) -> Self {
+        Sampled { logprobs: vec![0.0; ids.len()], ids, versions: None, finish }
     }
 
     /// The sampled ids, a final stop token included.
@@ -58,8 +65,8 @@ impl Sampled {
         &self.logprobs
     }
 
-    /// Oldest and newest policy version that drew one of the ids.
-    pub fn versions(&self) -> (PolicyVersion, PolicyVersion) {
+    /// Oldest and newest policy version that drew one of the ids; nothing when it was not the policy.
+    pub fn versions(&self) -> Option<(PolicyVersion, PolicyVersion)> {
         self.versions
     }
 
@@ -139,8 +146,9 @@ impl Sample {
         self.token_ids.extend_from_slice(&turn.ids);
         self.mask.resize(self.token_ids.len(), true);
         self.logprobs.extend_from_slice(&turn.logprobs);
-        let (lo, hi) = turn.versions;
-        self.versions = Some(self.versions.map_or((lo, hi), |(a, b)| (a.min(lo), b.max(hi))));
+        if let Some((lo, hi)) = turn.versions {
+            self.versions = Some(self.versions.map_or((lo, hi), |(a, b)| (a.min(lo), b.max(hi))));
+        }
     }
 
     /// Appends tokens the model did not sample (environment messages and template scaffold). `spans` count from the
@@ -199,7 +207,7 @@ impl Sample {
         &self.spans
     }
 
-    /// Oldest and newest policy version among the sampled tokens.
+    /// Oldest and newest policy version among the sampled tokens; nothing where no policy of the run sampled any.
     pub fn versions(&self) -> Option<(PolicyVersion, PolicyVersion)> {
         self.versions
     }

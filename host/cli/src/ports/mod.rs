@@ -3,6 +3,7 @@
 pub mod algorithm;
 pub mod env;
 pub mod observer;
+pub mod outside;
 pub mod policy;
 pub mod renderer;
 pub mod tape;

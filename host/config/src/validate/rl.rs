@@ -19,6 +19,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     let orchestrator = &config.orchestrator;
     groups(orchestrator, v);
     lone_rollouts(orchestrator, v);
+    frozen_models(orchestrator, v);
     environments(orchestrator, v);
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
@@ -147,6 +148,30 @@ fn lone_rollouts(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
                 algo.kind
             );
             v.fail(&[&key, &format!("{algo_key}.type")], message);
+        }
+    }
+}
+
+/// Models outside the run have addresses.
+fn frozen_models(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+    let algorithms: BTreeMap<_, _> = (0..orchestrator.train.env.len()).map(|i| orchestrator.algo_of(i)).collect();
+    for (key, algo) in algorithms {
+        for (place, model) in [("teacher", &algo.teacher), ("sampling.source", &algo.sampling.source)] {
+            let Some(model) = model else { continue };
+            let (table, list) = (format!("{key}.{place}"), format!("{key}.{place}.base_url"));
+            if model.base_url.is_empty() {
+                let message = format!(
+                    "`{list}` is missing: give the address of a server of `{}`, such as [\"http://localhost:8001/v1\"]",
+                    model.name
+                );
+                v.fail(&[&list, &table], message);
+            }
+            for (i, url) in model.base_url.iter().enumerate() {
+                if !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
+                    let (item, form) = (format!("{list}.{i}"), "http://localhost:8001/v1");
+                    v.fail(&[&item, &list], format!("`{item}` is \"{url}\", which is no address such as {form}"));
+                }
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ pub fn check(fresh: &impl Fn() -> Result<Algorithm, String>, derivative: bool) -
 
 /// How long a call takes on so many tokens.
 pub fn speed(algorithm: &mut Algorithm, tokens: usize) -> Result<Speed, String> {
-    let columns = made_up(&vec![tokens / 16; 16]);
+    let columns = made_up(&[tokens / 16; 16]);
     let out = call(algorithm, &columns)?;
     Ok(Speed { what: format!("loss {}", milliseconds(out.seconds)), seconds: out.seconds })
 }
