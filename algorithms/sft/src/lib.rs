@@ -7,7 +7,7 @@
 //! loss_t = −lp_t
 //! ```
 //!
-//! The host does all of it: it samples from the model named in `[orchestrator.algo.source]`, routes sampled tokens to its ce
+//! The host does all of it: it samples from the model named in `[orchestrator.algo.sampling.source]`, routes sampled tokens to its ce
 //! component, and divides by their number in the step. Learning from a table of conversations is `prl sft`'s.
 
 use prl_sdk::{ActionLoss, Algorithm, Error, Hook, Host, NoConfig, Source};

@@ -191,7 +191,7 @@ pub trait Algorithm: Sized + Send {
     /// [`Algorithm::Config`].
     const CONFIG_SCHEMA: &'static str = r#"{"type":"object","additionalProperties":false}"#;
 
-    /// The keys of `[orchestrator.algo]` other than those the host reads (`type`, `teacher`, `source`), or for an instance
+    /// The keys of `[orchestrator.algo]` other than those the host reads (`type`, `teacher`, `sampling`), or for an instance
     /// that is a loss those of `[trainer.loss]` other than `type` and `name`. Use `#[serde(deny_unknown_fields)]`, so that
     /// a misspelt key is an error.
     type Config: DeserializeOwned;
