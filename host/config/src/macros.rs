@@ -44,6 +44,7 @@ macro_rules! section {
                             rules: vec![$($($rule),+)?],
                         }, )*
                     ],
+                    open: false,
                     unsupported: &[$($($unsupported),*)?],
                     renamed: &[$($(($old, $new)),*)?],
                 }

@@ -42,6 +42,8 @@ pub(crate) struct Node {
 pub(crate) struct Section {
     pub doc: &'static str,
     pub keys: Vec<Key>,
+    /// Whether further keys belong to somebody else and are taken as they are.
+    pub open: bool,
     /// Keys of prime-rl that prl does not have.
     pub unsupported: &'static [&'static str],
     /// Names that others use, and what to write here instead.
@@ -89,6 +91,12 @@ pub(crate) enum Rule {
 }
 
 impl Section {
+    /// Whether a key of this name is somebody else's.
+    pub fn is_foreign(&self, name: &str) -> bool {
+        let known = self.unsupported.contains(&name) || self.renamed.iter().any(|(old, _)| *old == name);
+        self.open && !known && self.key(name).is_none()
+    }
+
     /// The key of this name or alias.
     pub fn key(&self, name: &str) -> Option<&Key> {
         self.keys.iter().find(|k| k.name == name || k.alias() == Some(name))

@@ -224,14 +224,22 @@ fn find<'a>(root: &'a Node, name: &str) -> Result<Target<'a>, ProblemKind> {
             continue;
         }
         let union = target.nodes.iter().any(|n| matches!(n.kind, Kind::Union(_)));
+        let sections: Vec<_> = target.nodes.iter().flat_map(|n| n.sections()).collect();
+        let foreign = snake != "type" && sections.iter().any(|s| s.is_foreign(&snake));
         let keys: Vec<_> = target.nodes.iter().flat_map(|n| n.keys(&snake)).collect();
         if let Some(key) = keys.first() {
             target.path.push(Seg::Key(key.name.to_string()));
             target.repeat = key.has(Rule::Repeat);
         } else if union && snake == "type" {
             target.path.push(Seg::Key(snake.clone()));
+        } else if foreign {
+            // Whether it may stand there depends on `type`, which is known when everything is merged.
+            open = true;
+            target.dotted = join(&target.dotted, raw);
+            target.path.push(Seg::Key(raw.to_string()));
+            target.nodes = Vec::new();
+            continue;
         } else {
-            let sections: Vec<_> = target.nodes.iter().flat_map(|n| n.sections()).collect();
             return Err(unknown_key(root, &sections, &target.dotted, &snake));
         }
         target.dotted = join(&target.dotted, &snake);

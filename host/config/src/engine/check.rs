@@ -158,6 +158,11 @@ impl Walk<'_> {
             if tagged && name == "type" {
                 continue;
             }
+            if section.is_foreign(name) {
+                self.note(&entry.val, &join(path, name));
+                json.insert(name.clone(), entry.val.to_json());
+                continue;
+            }
             let Some(key) = section.keys.iter().find(|k| k.name == name) else {
                 let kind = self.unknown(section, others, path, name);
                 self.load.fail(kind, Some(&entry.key));

@@ -96,7 +96,10 @@ fn switch_variant(node: &Node, old: &mut IndexMap<String, Entry>, new: &IndexMap
     match &node.kind {
         Kind::Union(union) if current.or(union.default) != Some(tag) => {
             let Some(variant) = union.variant(tag) else { return };
-            let known = |name: &str| union.variants.iter().any(|(_, s)| s.key(name).is_some());
+            let left = current.or(union.default).and_then(|tag| union.variant(tag));
+            let known = |name: &str| {
+                left.is_some_and(|s| s.is_foreign(name)) || union.variants.iter().any(|(_, s)| s.key(name).is_some())
+            };
             old.retain(|name, _| name == "type" || variant.key(name).is_some() || !known(name));
         }
         Kind::OpenUnion(default) if current.unwrap_or(default) != tag => old.retain(|name, _| name == "type"),
