@@ -343,7 +343,7 @@ fn put_custom(metrics: &mut StepMetrics, custom: &Custom) {
         by_name.entry(&metric.name).or_default().push(metric.value);
     }
     for (name, values) in by_name {
-        put(metrics, format!("loss/{}/{name}", custom.name()), Summary::of(values.into_iter()).mean);
+        put(metrics, format!("loss/{}/{name}", custom.name()), Summary::of(values).mean);
     }
     put(metrics, "time/loss", custom.seconds);
 }
