@@ -53,6 +53,12 @@ pub enum TrainerError {
         /// The trainer's next step.
         want: Step,
     },
+    /// The custom loss failed.
+    #[error("{reason}")]
+    Loss {
+        /// Its own word, which names it.
+        reason: String,
+    },
     /// A setting that cannot work.
     #[error("`{key}` {reason}")]
     Setting {

@@ -5,6 +5,7 @@
 //! nothing prints.
 
 mod clock;
+mod custom;
 mod documents;
 mod error;
 mod fake;
@@ -18,10 +19,11 @@ mod schedule;
 mod sft;
 mod trainer;
 
+pub use custom::CustomLoss;
 pub use documents::{Document, Documents, Generated, InMemory};
 pub use error::TrainerError;
 pub use fake::{fake_batch, fake_document};
-pub use loss::{Counts, SampleLoss, sample_loss};
+pub use loss::{Counts, SampleLoss, Tokens, sample_loss};
 pub use metrics::{StepMetrics, flops_per_token};
 pub use pack::pack;
 pub use peak::peak_flops;

@@ -11,17 +11,63 @@
 //! ref_kl  w·( −keep·stop_gradient(ref_lp − lp)·e^ρ + 1e-3·ρ² )    keep = ¬( Δ < −0.2 )
 //! ```
 //!
-//! Gradients pass through e^ρ and ρ², never through the masks. Owns these formulas, their derivatives by lp and their
-//! metrics; must not know the model, batches of samples, or which algorithm wrote the streams. All arithmetic is f64.
+//! Gradients pass through e^ρ and ρ², never through the masks. Where the rl component is a custom loss, its members are
+//! counted and compared here and nothing else; its value comes from elsewhere. Owns these formulas, their derivatives by
+//! lp and their metrics; must not know the model, batches of samples, or which algorithm wrote the streams. All arithmetic
+//! is f64.
 
 use crate::TrainerError;
 use prl_config::Loss;
-use prl_types::{BatchItem, masked_mean};
+use prl_types::{BatchItem, Streams, masked_mean};
 
 /// Factor of ρ² in the ref_kl component.
 const REF_KL_TAU: f64 = 1e-3;
 /// Fall of probability beyond which the ref_kl component drops a token.
 const REF_KL_MASK_LOW: f64 = 0.2;
+
+/// A sample as the components see it. Lists have one entry a token.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// The sample's place in its batch, for messages.
+    pub index: usize,
+    /// Its environment, for messages.
+    pub env: &'a str,
+    /// True where the model sampled the token.
+    pub mask: &'a [bool],
+    /// Log-probability when drawn; 0 where the mask is false.
+    pub sampling_logprobs: &'a [f32],
+    /// Credit and weights.
+    pub streams: &'a Streams,
+}
+
+impl<'a> Tokens<'a> {
+    /// Those of an item that stands at `index` in its batch.
+    pub fn of(index: usize, item: &'a BatchItem) -> Self {
+        let (mask, sampling_logprobs) = (item.sample.mask(), item.sample.logprobs());
+        Tokens { index, env: &item.env, mask, sampling_logprobs, streams: &item.streams }
+    }
+
+    /// Weight of a token in the rl component; a sample's first token has no context, so it is never a member.
+    pub(crate) fn rl_weight(&self, t: usize) -> f64 {
+        if t == 0 || !self.mask[t] {
+            return 0.0;
+        }
+        self.streams.rl_weights.as_ref().map_or(1.0, |w| f64::from(w[t]))
+    }
+
+    fn ce_weight(&self, t: usize) -> f64 {
+        if t == 0 { 0.0 } else { self.streams.ce_weights.as_ref().map_or(0.0, |w| f64::from(w[t])) }
+    }
+
+    fn ref_kl_weight(&self, t: usize) -> f64 {
+        if t == 0 { 0.0 } else { self.streams.ref_kl_weights.as_ref().map_or(0.0, |w| f64::from(w[t])) }
+    }
+
+    /// Whether a token is in any component.
+    pub(crate) fn is_member(&self, t: usize) -> bool {
+        self.rl_weight(t) != 0.0 || self.ce_weight(t) != 0.0 || self.ref_kl_weight(t) != 0.0
+    }
+}
 
 /// Member tokens of each component, summed over a whole step: the denominators of the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,11 +82,13 @@ pub struct Counts {
 
 impl Counts {
     /// The members in one sample. A sample's first token has no context, so it is never a member.
-    pub fn of(item: &BatchItem) -> Self {
-        let count = |weight: fn(&BatchItem, usize) -> f64| {
-            (0..item.sample.len()).filter(|t| weight(item, *t) != 0.0).count() as u64
-        };
-        Counts { rl: count(rl_weight), ce: count(ce_weight), ref_kl: count(ref_kl_weight) }
+    pub fn of(tokens: &Tokens) -> Self {
+        let count = |weight: &dyn Fn(usize) -> f64| (0..tokens.mask.len()).filter(|t| weight(*t) != 0.0).count() as u64;
+        Counts {
+            rl: count(&|t| tokens.rl_weight(t)),
+            ce: count(&|t| tokens.ce_weight(t)),
+            ref_kl: count(&|t| tokens.ref_kl_weight(t)),
+        }
     }
 
     /// Members of any component.
@@ -74,39 +122,39 @@ pub struct SampleLoss {
 
 /// Loss and gradient of one sample.
 ///
-/// `logprobs[t]` is the trainer's log-probability of token t. `counts` are those of the whole step; `item` is the
-/// sample's place in the batch, for messages.
+/// `logprobs[t]` is the trainer's log-probability of token t. `counts` are those of the whole step. With [`Loss::Custom`]
+/// members of rl have a loss and a gradient of 0 here.
 ///
 /// # Errors
-/// A component whose tokens lack advantages, reference log-probabilities or a sampling log-probability.
+/// A component whose tokens lack advantages, reference log-probabilities or a sampling log-probability; lists of different
+/// lengths.
 pub fn sample_loss(
     loss: &Loss,
     counts: &Counts,
-    index: usize,
-    item: &BatchItem,
+    tokens: &Tokens,
     logprobs: &[f32],
 ) -> Result<SampleLoss, TrainerError> {
-    let n = item.sample.len();
-    let own = check(index, item, logprobs.len())?;
-    let (advantages, reference) = (item.streams.advantages.as_deref(), item.streams.ref_logprobs.as_deref());
+    let n = tokens.mask.len();
+    let own = check(tokens, logprobs.len())?;
+    let (advantages, reference) = (tokens.streams.advantages.as_deref(), tokens.streams.ref_logprobs.as_deref());
     let mut out = SampleLoss { dlogprob: vec![0.0; n], ..Default::default() };
     let (mut rl, mut ref_kl) = (Masking::new(n), Masking::new(n));
     let mut pull = vec![0.0f32; n];
     for t in 0..n {
-        let (rl_w, ce_w, ref_w) = (rl_weight(item, t), ce_weight(item, t), ref_kl_weight(item, t));
+        let (rl_w, ce_w, ref_w) = (tokens.rl_weight(t), tokens.ce_weight(t), tokens.ref_kl_weight(t));
         if rl_w == 0.0 && ce_w == 0.0 && ref_w == 0.0 {
             continue;
         }
-        let (lp, mu) = (f64::from(logprobs[t]), f64::from(item.sample.logprobs()[t]));
+        let (lp, mu) = (f64::from(logprobs[t]), f64::from(tokens.sampling_logprobs[t]));
         let (rho, delta) = (lp - mu, lp.exp() - mu.exp());
         let ratio = rho.exp();
         let mismatch = rho.exp_m1() - rho;
         let (mut token, mut gradient) = (0.0, 0.0);
-        if rl_w != 0.0 {
+        if let Some(rule) = Rule::of(loss).filter(|_| rl_w != 0.0) {
             let a = f64::from(advantages.map_or(0.0, |v| v[t]));
-            let (masked, low, high) = rl_masked(loss, a, delta);
+            let (masked, low, high) = rule.masked(a, delta);
             rl.add(t, mismatch, masked, low, high, a > 0.0);
-            let (adv_tau, kl_tau) = taus(loss);
+            let (adv_tau, kl_tau) = (rule.adv_tau, rule.kl_tau);
             let value = Surrogate { keep: !masked, advantage: adv_tau * a, kl_tau, rho, ratio };
             token += rl_w * value.loss();
             out.loss += rl_w * value.loss() / counts.rl.max(1) as f64;
@@ -133,7 +181,7 @@ pub fn sample_loss(
         out.token_losses.push(token);
         out.dlogprob[t] = gradient as f32;
     }
-    if own.rl > 0 {
+    if own.rl > 0 && Rule::of(loss).is_some() {
         out.metrics.extend([
             ("is_masked", rl.mean_of(&rl.masked)),
             ("is_masked_low", rl.mean_of(&rl.low)),
@@ -154,7 +202,7 @@ pub fn sample_loss(
     }
     if own.ce > 0 {
         let nll: Vec<f32> = logprobs.iter().map(|lp| -lp).collect();
-        let member: Vec<bool> = (0..n).map(|t| ce_weight(item, t) != 0.0).collect();
+        let member: Vec<bool> = (0..n).map(|t| tokens.ce_weight(t) != 0.0).collect();
         out.metrics.push(("nll", masked_mean(&nll, &member).0));
     }
     Ok(out)
@@ -183,57 +231,67 @@ impl Surrogate {
     }
 }
 
-/// Whether the policy term is dropped, and whether the probability fell or rose too far.
-fn rl_masked(loss: &Loss, advantage: f64, delta: f64) -> (bool, bool, bool) {
-    let (low, high) = match loss {
-        Loss::Default(l) => (advantage <= 0.0 && delta < -l.dppo_mask_low, advantage > 0.0 && delta > l.dppo_mask_high),
-        Loss::Ipo(l) => (delta < -l.ipo_threshold, delta > l.ipo_threshold),
-    };
-    (low || high, low, high)
+/// A built-in rl component.
+#[derive(Clone, Copy)]
+struct Rule {
+    adv_tau: f64,
+    kl_tau: f64,
+    mask: Mask,
 }
 
-fn taus(loss: &Loss) -> (f64, f64) {
-    match loss {
-        Loss::Default(l) => (l.adv_tau, l.kl_tau),
-        Loss::Ipo(l) => (l.adv_tau, l.kl_tau),
+#[derive(Clone, Copy)]
+enum Mask {
+    /// By the sign of the advantage.
+    Dppo { low: f64, high: f64 },
+    /// In either direction.
+    Ipo(f64),
+}
+
+impl Rule {
+    /// `None` where the component is somebody else's.
+    fn of(loss: &Loss) -> Option<Self> {
+        match loss {
+            Loss::Default(l) => {
+                let mask = Mask::Dppo { low: l.dppo_mask_low, high: l.dppo_mask_high };
+                Some(Rule { adv_tau: l.adv_tau, kl_tau: l.kl_tau, mask })
+            }
+            Loss::Ipo(l) => Some(Rule { adv_tau: l.adv_tau, kl_tau: l.kl_tau, mask: Mask::Ipo(l.ipo_threshold) }),
+            Loss::Custom(_) => None,
+        }
     }
-}
 
-fn rl_weight(item: &BatchItem, t: usize) -> f64 {
-    if t == 0 || !item.sample.mask()[t] {
-        return 0.0;
+    /// Whether the policy term is dropped, and whether the probability fell or rose too far.
+    fn masked(&self, advantage: f64, delta: f64) -> (bool, bool, bool) {
+        let (fell, rose) = match self.mask {
+            Mask::Dppo { low, high } => (advantage <= 0.0 && delta < -low, advantage > 0.0 && delta > high),
+            Mask::Ipo(threshold) => (delta < -threshold, delta > threshold),
+        };
+        (fell || rose, fell, rose)
     }
-    item.streams.rl_weights.as_ref().map_or(1.0, |w| f64::from(w[t]))
-}
-
-fn ce_weight(item: &BatchItem, t: usize) -> f64 {
-    if t == 0 { 0.0 } else { item.streams.ce_weights.as_ref().map_or(0.0, |w| f64::from(w[t])) }
-}
-
-fn ref_kl_weight(item: &BatchItem, t: usize) -> f64 {
-    if t == 0 { 0.0 } else { item.streams.ref_kl_weights.as_ref().map_or(0.0, |w| f64::from(w[t])) }
 }
 
 /// The sample's own counts, once everything its components need is known to be there.
-fn check(index: usize, item: &BatchItem, logprobs: usize) -> Result<Counts, TrainerError> {
-    let n = item.sample.len();
-    let stream = |source| TrainerError::Stream { item: index, env: item.env.clone(), source };
-    item.streams.validate(n).map_err(stream)?;
-    if logprobs != n {
-        return Err(stream(prl_types::SampleError::Length { name: "logprobs", got: logprobs, want: n }));
+fn check(tokens: &Tokens, logprobs: usize) -> Result<Counts, TrainerError> {
+    let n = tokens.mask.len();
+    let stream = |source| TrainerError::Stream { item: tokens.index, env: tokens.env.into(), source };
+    tokens.streams.validate(n).map_err(stream)?;
+    for (name, got) in [("logprobs", logprobs), ("sampling_logprobs", tokens.sampling_logprobs.len())] {
+        if got != n {
+            return Err(stream(prl_types::SampleError::Length { name, got, want: n }));
+        }
     }
-    let counts = Counts::of(item);
+    let counts = Counts::of(tokens);
     let missing = |component, missing| {
-        Err(TrainerError::MissingStream { item: index, env: item.env.clone(), component, missing })
+        Err(TrainerError::MissingStream { item: tokens.index, env: tokens.env.into(), component, missing })
     };
-    if counts.rl > 0 && item.streams.advantages.is_none() {
+    if counts.rl > 0 && tokens.streams.advantages.is_none() {
         return missing("rl", "`advantages`");
     }
-    if counts.ref_kl > 0 && item.streams.ref_logprobs.is_none() {
+    if counts.ref_kl > 0 && tokens.streams.ref_logprobs.is_none() {
         return missing("ref_kl", "`ref_logprobs`");
     }
-    match (0..n).find(|t| ref_kl_weight(item, *t) != 0.0 && !item.sample.mask()[*t]) {
-        Some(token) => Err(TrainerError::NotSampled { item: index, env: item.env.clone(), token }),
+    match (0..n).find(|t| tokens.ref_kl_weight(*t) != 0.0 && !tokens.mask[*t]) {
+        Some(token) => Err(TrainerError::NotSampled { item: tokens.index, env: tokens.env.into(), token }),
         None => Ok(counts),
     }
 }

@@ -23,7 +23,7 @@ fn advantages(values: &[f32]) -> Streams {
 }
 
 fn run(loss: &Loss, item: &BatchItem, lp: &[f32]) -> SampleLoss {
-    sample_loss(loss, &Counts::of(item), 0, item, &stream(lp).unwrap()).unwrap()
+    sample_loss(loss, &Counts::of(&Tokens::of(0, item)), &Tokens::of(0, item), &stream(lp).unwrap()).unwrap()
 }
 
 fn ln(p: f64) -> f32 {
@@ -127,7 +127,7 @@ fn denominators_are_those_of_the_step() {
     let it = item(&[-1.0, -1.0], advantages(&[1.0, 1.0]));
     let lp = stream(&[-1.0, -1.0]).unwrap();
     let step = Counts { rl: 8, ce: 3, ref_kl: 1 };
-    let out = sample_loss(&default_loss(), &step, 0, &it, &lp).unwrap();
+    let out = sample_loss(&default_loss(), &step, &Tokens::of(0, &it), &lp).unwrap();
     near(out.loss, -2.0 / 8.0);
     near(f64::from(out.dlogprob[2]), -1.0 / 8.0);
 }
@@ -137,19 +137,21 @@ fn tokens_without_a_component_cost_nothing() {
     let mut it = item(&[-1.0, -1.0], Streams { rl_weights: stream(&[0.0, 0.0]), ..Default::default() });
     it.sample.push_context(&[5, 6], &[]);
     it.streams.rl_weights = Some(vec![0.0; 5]);
-    let out = sample_loss(&default_loss(), &Counts::of(&it), 0, &it, &[-1.0; 5]).unwrap();
+    let out = sample_loss(&default_loss(), &Counts::of(&Tokens::of(0, &it)), &Tokens::of(0, &it), &[-1.0; 5]).unwrap();
     assert_eq!(out, SampleLoss { dlogprob: vec![0.0; 5], ..Default::default() });
-    assert!(!Counts::of(&it).any());
+    assert!(!Counts::of(&Tokens::of(0, &it)).any());
     // Cross-entropy reaches tokens that were not sampled, but never the first.
     it.streams.ce_weights = Some(vec![1.0; 5]);
-    assert_eq!(Counts::of(&it), Counts { ce: 4, ..Default::default() });
+    assert_eq!(Counts::of(&Tokens::of(0, &it)), Counts { ce: 4, ..Default::default() });
 }
 
 #[test]
 fn missing_streams_are_named() {
     let error = |streams: Streams| {
         let it = item(&[-1.0, -1.0], streams);
-        sample_loss(&default_loss(), &Counts::of(&it), 7, &it, &[-1.0; 3]).unwrap_err().to_string()
+        sample_loss(&default_loss(), &Counts::of(&Tokens::of(0, &it)), &Tokens::of(7, &it), &[-1.0; 3])
+            .unwrap_err()
+            .to_string()
     };
     assert_eq!(
         error(Streams::default()),
@@ -165,28 +167,31 @@ fn missing_streams_are_named() {
         ref_logprobs: Some(vec![0.0; 3]),
         ..Default::default()
     };
-    let error = sample_loss(&default_loss(), &Counts::of(&it), 0, &it, &[-1.0; 3]).unwrap_err();
+    let error =
+        sample_loss(&default_loss(), &Counts::of(&Tokens::of(0, &it)), &Tokens::of(0, &it), &[-1.0; 3]).unwrap_err();
     assert!(matches!(error, TrainerError::NotSampled { token: 2, .. }));
 }
 
 /// L as a function of lp, with everything the gradient does not pass through held at `at`.
 fn frozen(loss: &Loss, it: &BatchItem, at: &[f32], lp: &[f64]) -> f64 {
-    let counts = Counts::of(it);
+    let tokens = Tokens::of(0, it);
+    let counts = Counts::of(&tokens);
     (1..lp.len())
         .map(|t| {
             let mu = f64::from(it.sample.logprobs()[t]);
             let delta = f64::from(at[t]).exp() - mu.exp();
             let rho = lp[t] - mu;
             let a = f64::from(it.streams.advantages.as_ref().map_or(0.0, |v| v[t]));
-            let (masked, ..) = rl_masked(loss, a, delta);
-            let (adv_tau, kl_tau) = taus(loss);
+            let rule = Rule::of(loss).unwrap();
+            let (masked, ..) = rule.masked(a, delta);
+            let (adv_tau, kl_tau) = (rule.adv_tau, rule.kl_tau);
             let rl = (if masked { 0.0 } else { -adv_tau * a * rho.exp() }) + kl_tau * rho * rho;
             let k = f64::from(it.streams.ref_logprobs.as_ref().map_or(0.0, |v| v[t])) - f64::from(at[t]);
             let ref_kl = (if delta < -0.2 { 0.0 } else { -k * rho.exp() }) + 1e-3 * rho * rho;
             let share = |w: f64, n: u64, x: f64| if w == 0.0 { 0.0 } else { w * x / n as f64 };
-            share(rl_weight(it, t), counts.rl, rl)
-                + share(ce_weight(it, t), counts.ce, -lp[t])
-                + share(ref_kl_weight(it, t), counts.ref_kl, ref_kl)
+            share(tokens.rl_weight(t), counts.rl, rl)
+                + share(tokens.ce_weight(t), counts.ce, -lp[t])
+                + share(tokens.ref_kl_weight(t), counts.ref_kl, ref_kl)
         })
         .sum()
 }
@@ -216,7 +221,7 @@ proptest! {
     #[test]
     fn gradients_equal_finite_differences((it, lp) in routed(), ipo in any::<bool>()) {
         let loss = if ipo { ipo_loss() } else { default_loss() };
-        let out = sample_loss(&loss, &Counts::of(&it), 0, &it, &lp).unwrap();
+        let out = sample_loss(&loss, &Counts::of(&Tokens::of(0, &it)), &Tokens::of(0, &it), &lp).unwrap();
         let at: Vec<f64> = lp.iter().map(|x| f64::from(*x)).collect();
         prop_assert!((frozen(&loss, &it, &lp, &at) - out.loss).abs() < 1e-9);
         for t in 1..lp.len() {
@@ -233,16 +238,16 @@ proptest! {
     /// Components on disjoint tokens add up to what each gives alone.
     #[test]
     fn disjoint_components_are_separate_runs((it, lp) in routed()) {
-        let counts = Counts::of(&it);
+        let counts = Counts::of(&Tokens::of(0, &it));
         let only = |keep: usize| {
             let mut one = it.clone();
             let off = |on: bool, w: &mut Option<Vec<f32>>| if !on { *w = Some(vec![0.0; lp.len()]) };
             off(keep == 0, &mut one.streams.rl_weights);
             off(keep == 1, &mut one.streams.ce_weights);
             off(keep == 2, &mut one.streams.ref_kl_weights);
-            sample_loss(&default_loss(), &counts, 0, &one, &lp).unwrap()
+            sample_loss(&default_loss(), &counts, &Tokens::of(0, &one), &lp).unwrap()
         };
-        let all = sample_loss(&default_loss(), &counts, 0, &it, &lp).unwrap();
+        let all = sample_loss(&default_loss(), &counts, &Tokens::of(0, &it), &lp).unwrap();
         let parts = [only(0), only(1), only(2)];
         prop_assert!((all.loss - parts.iter().map(|p| p.loss).sum::<f64>()).abs() < 1e-9);
         for t in 0..lp.len() {

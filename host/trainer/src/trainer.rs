@@ -3,12 +3,15 @@
 //! Owns the order of a step: count members, pack, forward and backward bin by bin, clip, update. Must not know how
 //! samples were made or what their streams mean to the algorithm.
 
+use crate::custom::{Custom, Pack, join};
 use crate::metrics::{Cost, put, put_perf, put_spread};
 use crate::optim::{self, Optimizer};
-use crate::{Counts, Progress, SampleLoss, Schedule, StepMetrics, TrainerError, clock, pack, sample_loss};
+use crate::{
+    Counts, CustomLoss, Progress, SampleLoss, Schedule, StepMetrics, Tokens, TrainerError, clock, pack, sample_loss,
+};
 use prl_config::{Loss, Optim, Scheduler};
 use prl_model::{Learner, Packed};
-use prl_types::{Batch, BatchItem, Summary};
+use prl_types::{Batch, BatchItem, Step, Summary};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -60,6 +63,7 @@ pub struct Trainer {
     parts: TrainerParts,
     progress: Progress,
     stop: Option<Asked>,
+    custom: Option<Custom>,
 }
 
 /// An item of the batch that takes part, cut to `seq_len`.
@@ -79,21 +83,42 @@ impl Trainer {
     /// Takes over a model before its first step.
     ///
     /// # Errors
-    /// Settings that cannot work.
+    /// Settings that cannot work; [`Loss::Custom`], which takes [`Trainer::with_loss`].
     pub fn new(learner: Learner, parts: TrainerParts) -> Result<Self, TrainerError> {
+        if let Loss::Custom(custom) = &parts.loss {
+            let reason = format!("= \"custom\" needs the loss `{}` of a plug-in", custom.name);
+            return Err(TrainerError::Setting { key: "trainer.loss.type", reason });
+        }
+        Self::build(learner, parts, None)
+    }
+
+    /// As [`Trainer::new`], with an rl component from outside: `parts.loss` is [`Loss::Custom`].
+    ///
+    /// # Errors
+    /// Settings that cannot work.
+    pub fn with_loss(learner: Learner, parts: TrainerParts, loss: Box<dyn CustomLoss>) -> Result<Self, TrainerError> {
+        if !matches!(parts.loss, Loss::Custom(_)) {
+            let reason = format!("= \"{}\" leaves no place for the loss `{}`", parts.loss.tag(), loss.name());
+            return Err(TrainerError::Setting { key: "trainer.loss.type", reason });
+        }
+        Self::build(learner, parts, Some(Custom::new(loss)))
+    }
+
+    fn build(learner: Learner, parts: TrainerParts, custom: Option<Custom>) -> Result<Self, TrainerError> {
         if parts.seq_len < 2 {
             let reason = format!("= {} leaves no token to predict; it must be at least 2", parts.seq_len);
             return Err(TrainerError::Setting { key: "trainer.model.seq_len", reason });
         }
         let (optimizer, schedule) = optim::build(&parts.optim, &parts.scheduler, parts.max_steps)?;
-        Ok(Trainer { learner, optimizer, schedule, parts, progress: Progress::default(), stop: None })
+        Ok(Trainer { learner, optimizer, schedule, parts, progress: Progress::default(), stop: None, custom })
     }
 
     /// Trains on one batch and advances the step, whatever becomes of the weights.
     ///
     /// Samples without a token in the loss are left out before packing, so that they change nothing. The loss is
     /// summed in the order of the batch, whatever the packing. `loss/mean` is the step's loss; `loss/{median,std,min,
-    /// max}` are over its tokens. `optim/lr` is the rate of this step.
+    /// max}` are over its tokens. `optim/lr` is the rate of this step. A custom loss is summed over micro-batches instead,
+    /// and its own metrics are `loss/<name>/…`, averaged over them.
     ///
     /// # Errors
     /// A batch out of turn, streams that do not fit, a failing device. The step is not counted then, and no weight has
@@ -105,12 +130,13 @@ impl Trainer {
             return Err(TrainerError::OutOfTurn { got: batch.step, want: step });
         }
         let (members, counts) = self.members(batch);
+        self.custom.iter_mut().for_each(Custom::begin);
         let lens: Vec<usize> = members.iter().map(|m| m.item.sample.len()).collect();
         let mut seen: Vec<Option<Seen>> = members.iter().map(|_| None).collect();
         for bin in pack(&lens, self.parts.seq_len) {
             let done = match self.stop.as_ref().is_some_and(|asked| asked()) {
                 true => Err(TrainerError::Stopped),
-                false => self.micro_step(&members, &bin, &counts, &mut seen),
+                false => self.micro_step((step, &counts), &members, &bin, &mut seen),
             };
             if let Err(e) = done {
                 // Should this fail too, the first error is the one to tell.
@@ -124,7 +150,8 @@ impl Trainer {
 
         let lr = self.schedule.lr(step);
         let mut metrics = StepMetrics::new();
-        let loss: f64 = seen.iter().map(|s| s.loss.loss).sum();
+        let own: f64 = seen.iter().map(|s| s.loss.loss).sum();
+        let loss = self.custom.as_ref().map_or(own, |custom| own + custom.value);
         let update = if !counts.any() {
             self.progress.zero_trainable_batches += 1;
             put(&mut metrics, "optim/grad_norm", 0.0);
@@ -154,6 +181,9 @@ impl Trainer {
         put(&mut metrics, "optim/skipped_steps", self.progress.skipped_steps as f64);
         put(&mut metrics, "zero_trainable_batches", self.progress.zero_trainable_batches as f64);
         put_losses(&mut metrics, loss, &members, &seen);
+        if let Some(custom) = &self.custom {
+            put_custom(&mut metrics, custom);
+        }
         let seconds = started.elapsed().as_secs_f64();
         let cost = Cost { tokens, seconds, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
         put_perf(&mut metrics, &self.learner, &cost);
@@ -206,7 +236,7 @@ impl Trainer {
             let mut item = item.clone();
             item.sample.truncate(self.parts.seq_len);
             item.streams.truncate(self.parts.seq_len);
-            let own = Counts::of(&item);
+            let own = Counts::of(&Tokens::of(index, &item));
             if own.any() {
                 counts += own;
                 members.push(Member { index, item });
@@ -218,9 +248,9 @@ impl Trainer {
     /// Forward and backward of one bin.
     fn micro_step(
         &mut self,
+        (step, counts): (Step, &Counts),
         members: &[Member],
         bin: &[usize],
-        counts: &Counts,
         seen: &mut [Option<Seen>],
     ) -> Result<(), TrainerError> {
         let mut packed = Packed::default();
@@ -231,19 +261,35 @@ impl Trainer {
             packed.temperatures.resize(packed.ids.len(), sample.temperature());
         }
         let stats = self.learner.forward(&packed)?;
+        let mut gradient = None;
+        // Of values that are not finite a custom loss could say nothing; the step is left out below.
+        let blind = self.custom.is_some() && stats.logprobs.iter().any(|lp| !lp.is_finite());
+        if let Some(custom) = self.custom.as_mut().filter(|_| !blind) {
+            let mut pack = Pack::default();
+            for i in bin {
+                let Member { index, item } = &members[*i];
+                pack.push(&item.sample, &Tokens::of(*index, item));
+            }
+            gradient = custom.call(step, counts.rl, &pack, &stats)?;
+        }
         let mut dlogprob = Vec::with_capacity(packed.ids.len());
         for i in bin {
             let Member { index, item } = &members[*i];
             let tokens = dlogprob.len()..dlogprob.len() + item.sample.len();
-            let loss = sample_loss(&self.parts.loss, counts, *index, item, &stats.logprobs[tokens.clone()])?;
+            let of = Tokens::of(*index, item);
+            let mut loss = sample_loss(&self.parts.loss, counts, &of, &stats.logprobs[tokens.clone()])?;
+            if let Some(gradient) = &gradient {
+                join(&mut loss, &of, gradient, tokens.start);
+            }
             dlogprob.extend_from_slice(&loss.dlogprob);
             let entropy = stats.entropy[tokens].iter().zip(item.sample.mask());
             let entropy = entropy.filter(|(_, sampled)| **sampled).map(|(e, _)| f64::from(*e)).collect();
             seen[*i] = Some(Seen { loss, entropy });
         }
         // Values that are not finite would only spread; the step is left out anyway.
-        if dlogprob.iter().all(|g| g.is_finite()) {
-            self.learner.backward(&dlogprob, None)?;
+        if !blind && dlogprob.iter().all(|g| g.is_finite()) {
+            let dentropy = gradient.as_ref().and_then(|g| g.dentropy.as_deref());
+            self.learner.backward(&dlogprob, dentropy)?;
         } else {
             for i in bin {
                 if let Some(s) = &mut seen[*i] {
@@ -288,4 +334,16 @@ fn put_losses(metrics: &mut StepMetrics, loss: f64, members: &[Member], seen: &[
         put(metrics, format!("{name}/mean"), s.mean);
         put(metrics, format!("{name}/max"), s.max);
     }
+}
+
+/// Adds what a custom loss gave: `loss/<name>/…`, averaged by name, and `time/loss`.
+fn put_custom(metrics: &mut StepMetrics, custom: &Custom) {
+    let mut by_name: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for metric in &custom.metrics {
+        by_name.entry(&metric.name).or_default().push(metric.value);
+    }
+    for (name, values) in by_name {
+        put(metrics, format!("loss/{}/{name}", custom.name()), Summary::of(values).mean);
+    }
+    put(metrics, "time/loss", custom.seconds);
 }

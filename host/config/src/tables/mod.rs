@@ -25,7 +25,7 @@ pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
 pub use services::{FrozenModel, Grant, LlmRole};
 pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{
-    AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, DebugModel, DefaultLoss,
-    FakeBatches, IpoLoss, LinearScheduler, Loss, Optim, Scheduler, TrainerCkpt, TrainerConfig, TrainerData,
-    TrainerModel, TrainerRun,
+    AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, CustomLoss, DebugModel,
+    DefaultLoss, FakeBatches, IpoLoss, LinearScheduler, Loss, Optim, Scheduler, TrainerCkpt, TrainerConfig,
+    TrainerData, TrainerModel, TrainerRun,
 };

@@ -2,6 +2,8 @@
 
 use super::common::{Device, Kernels, Log, MatmulPrecision, Tokenizer, Wandb};
 use crate::macros::{choice, section, union};
+use crate::schema::{Described, Field, Key, Rule, Section};
+use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 
 /// The model prime-rl uses where none is named.
@@ -99,6 +101,37 @@ section! {
     }
 }
 
+/// The loss of a plug-in: `name` says of which, the other keys are handed to it.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CustomLoss {
+    /// Name of the plug-in.
+    pub name: String,
+    /// The plug-in's own settings, which it checks itself.
+    #[serde(flatten)]
+    pub config: Map<String, Json>,
+}
+
+impl Described for CustomLoss {
+    fn section() -> Section {
+        Section {
+            doc: "The loss of a plug-in; every other key is the plug-in's own.",
+            keys: vec![Key {
+                name: "name",
+                doc: "Name of the plug-in; see `--plugin`.",
+                node: String::node(),
+                default: Json::Null,
+                rules: vec![Rule::Required],
+            }],
+            open: true,
+            unsupported: &[],
+            renamed: &[
+                ("import_path", "`name`, the name of an algorithm plug-in that has a loss"),
+                ("kwargs", "the plug-in's keys, in this table beside `name`"),
+            ],
+        }
+    }
+}
+
 union! {
     /// The loss of the `rl` component.
     pub enum Loss {
@@ -106,9 +139,10 @@ union! {
         "default" => Default(DefaultLoss),
         /// IPO mask.
         "ipo" => Ipo(IpoLoss),
+        /// A plug-in's.
+        "custom" => Custom(CustomLoss),
     }
     default "default"
-    unsupported ["custom"]
 }
 
 section! {
