@@ -95,7 +95,7 @@ impl Component {
     fn loss(&self, columns: &Columns) -> Result<Value, String> {
         let items = columns.sequences().map(|tokens| self.item(columns, tokens)).collect::<Result<Vec<_>, _>>()?;
         let mut counts = Counts::default();
-        items.iter().for_each(|item| counts += Counts::of(item));
+        items.iter().for_each(|item| counts += Counts::of(&prl_trainer::Tokens::of(0, item)));
         if let Some(normalizer) = columns.normalizer {
             counts = Counts { rl: normalizer, ce: normalizer, ref_kl: normalizer };
         }
@@ -107,7 +107,8 @@ impl Component {
         let (mut loss, mut gradient, mut metrics) = (0.0, Vec::new(), BTreeMap::<&str, Vec<f64>>::new());
         for (index, (item, tokens)) in items.iter().zip(columns.sequences()).enumerate() {
             let logprobs = [&[0.0], &columns.trainer_logprobs[tokens]].concat();
-            let own = sample_loss(&formula, &counts, index, item, &logprobs).map_err(|e| e.to_string())?;
+            let own = sample_loss(&formula, &counts, &prl_trainer::Tokens::of(index, item), &logprobs)
+                .map_err(|e| e.to_string())?;
             loss += own.loss;
             gradient.extend_from_slice(&own.dlogprob[1..]);
             own.metrics.iter().for_each(|(name, value)| metrics.entry(name).or_default().push(*value));
