@@ -28,9 +28,10 @@ for family in "qwen3" "qwen2" "llama --untied"; do
 done
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
 
-# The server: OpenAI's client, transformers and PEFT beside it, and many callers at once while weights change.
+# The server: OpenAI's client, guided output, transformers and PEFT beside it, and many callers at once while weights change.
 tiny="$root/examples/reverse_text/model"
 "$py" "$here/openai_client.py" "$prl" "$tiny"
+"$py" "$here/guided.py" "$prl" "$tiny" "$out"
 "$py" "$here/server_equal.py" "$prl" "$tiny" 20
 "$py" "$here/lora_equal.py" "$prl" "$tiny" "$out"
 "$py" "$here/server_load.py" "$prl" "$tiny" "$out" 20 256
