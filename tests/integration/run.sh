@@ -28,6 +28,14 @@ for family in "qwen3" "qwen2" "llama --untied"; do
 done
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
 
+# Algorithms and losses, against float64 formulas in numpy; those of plug-ins that are built outside the workspace too.
+plugins="$2/../tmp/plugins"
+for plugin in rae gspo; do
+    cargo build --release --locked --quiet --manifest-path "$root/plugins/$plugin/Cargo.toml" --target-dir "$plugins"
+done
+cc -O2 -fPIC -shared -I "$root/sdk/abi/include" "$root/plugins/c/cispo.c" -o "$out/libcispo.so" -lm
+"$py" "$here/algorithms_equal.py" "$prl" "$plugins/release/librae.so" "$plugins/release/libgspo.so" "$out/libcispo.so"
+
 # The server: OpenAI's client, transformers and PEFT beside it, and many callers at once while weights change.
 tiny="$root/examples/reverse_text/model"
 "$py" "$here/openai_client.py" "$prl" "$tiny"

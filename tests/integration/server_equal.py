@@ -3,7 +3,8 @@
 Usage: server_equal.py PRL_BINARY MODEL_FOLDER [NUMBER_OF_PROMPTS [NEW_TOKENS]]
 
 For every prompt: the greedy tokens are those of transformers' generate in f32, and the log-probabilities of tokens that were
-sampled at temperature 1, and of the prompt, are those of a teacher-forced pass, to 1e-4.
+sampled at temperature 1, and of the prompt, are those of a teacher-forced pass in f32, to 1e-4. Where the two are farther
+apart than that, a pass in f64 is asked: ours must be within 1e-4 of it.
 """
 
 import json
@@ -33,9 +34,21 @@ def generate(server, ids, **params):
         return json.load(answer)
 
 
+def teacher_forced(model, ids):
+    """Log-probability of each of `ids` but the first."""
+    with torch.no_grad():
+        table = torch.log_softmax(model(torch.tensor([ids])).logits[0].double(), -1)
+    return [float(table[i - 1, ids[i]]) for i in range(1, len(ids))]
+
+
+def apart(ours, theirs):
+    assert len(ours) == len(theirs), (len(ours), len(theirs))
+    return max(abs(a - b) for a, b in zip(ours, theirs))
+
+
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-greedy_off, worst, scored = [], 0.0, 0
+greedy_off, worst, scored, in_doubt = [], 0.0, 0, []
 with Serving(prl, folder, "--max-num-seqs", "16") as server:
     for at, text in enumerate(prompts):
         ids = tokenizer.encode(text, add_special_tokens=False) or [1]
@@ -57,14 +70,20 @@ with Serving(prl, folder, "--max-num-seqs", "16") as server:
         )
         choice = answer["choices"][0]
         sampled = choice["token_ids"]
-        with torch.no_grad():
-            table = torch.log_softmax(model(torch.tensor([ids + sampled])).logits[0].double(), -1)
-        theirs = [float(table[i - 1, (ids + sampled)[i]]) for i in range(1, len(ids) + len(sampled))]
         prompt = [entry[str(token)]["logprob"] for entry, token in zip(answer["prompt_logprobs"][1:], ids[1:])]
         ours = prompt + [entry["logprob"] for entry in choice["logprobs"]["content"]]
-        assert len(ours) == len(theirs), (len(ours), len(theirs))
-        worst = max([worst, *(abs(a - b) for a, b in zip(ours, theirs))])
+        difference = apart(ours, teacher_forced(model, ids + sampled))
+        if difference > 1e-4:
+            in_doubt.append((ids + sampled, ours, difference))
+        else:
+            worst = max(worst, difference)
         scored += len(ours)
+if in_doubt:
+    model = model.double()
+    for ids, ours, difference in in_doubt:
+        exact = apart(ours, teacher_forced(model, ids))
+        print(f"server_equal: {difference:.1e} from f32, {exact:.1e} from f64")
+        worst = max(worst, exact)
 assert not greedy_off, f"{len(greedy_off)} of {count} prompts differ: {greedy_off[:3]}"
 assert worst <= 1e-4, f"log-probabilities differ by {worst}"
 print(f"server_equal: {count} greedy answers of {pathlib.Path(folder).name} are the same, {scored} logprobs within {worst:.1e}")

@@ -69,6 +69,8 @@ fn only_the_engine_makes_sampled_tokens() {
     for (path, text) in sources() {
         let allowed = is_test(&path) || path.starts_with("host/inference/") || own.contains(&path.as_str());
         assert!(allowed || !product(&text).contains("Sampled::from_engine"), "{path} makes `Sampled` itself");
+        let trial = allowed || path.starts_with("host/cli/src/algo/");
+        assert!(trial || !product(&text).contains("Sample::made_up"), "{path} makes up a `Sample`");
     }
 }
 

@@ -17,6 +17,7 @@
 //! Sources: Shao et al., "DeepSeekMath", arXiv:2402.03300 (groups); Liu et al., "Understanding R1-Zero-Like Training",
 //! arXiv:2503.20783 (no division by the deviation). All in f64, rounded once to f32 by the host.
 
+use prl_sdk::stats::{centred, mean};
 use prl_sdk::{Algorithm, Credit, Error, Group, Host};
 use serde::Deserialize;
 
@@ -120,17 +121,6 @@ impl LengthPenalty {
             })
             .collect()
     }
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// x_i − mean(x), on differences to the first value: exactly 0 for equal values, and without loss for close ones.
-fn centred(values: &[f64]) -> Vec<f64> {
-    let differences: Vec<f64> = values.iter().map(|v| v - values[0]).collect();
-    let mean = mean(&differences);
-    differences.iter().map(|d| d - mean).collect()
 }
 
 prl_sdk::export!(Grpo);

@@ -63,8 +63,8 @@ pub enum AlgorithmError {
     #[error("the plug-in `{name}` ({}) breaks the plug-in ABI: {reason}", path.display())]
     Contract { name: String, path: PathBuf, reason: String },
     /// The plug-in does not take its configuration.
-    #[error("the algorithm `{name}` rejects its configuration [{section}]: {reason}")]
-    Config { name: String, section: &'static str, reason: String },
+    #[error("the algorithm `{name}` rejects its configuration: {reason}")]
+    Config { name: String, reason: String },
     /// A plug-in without a loss is asked for one.
     #[error("the algorithm `{name}` has no loss: [trainer.loss] needs a plug-in with the hook `loss`")]
     NoLoss { name: String },

@@ -55,21 +55,6 @@ impl Plugin {
     /// # Errors
     /// [`AlgorithmError::Config`] with the plug-in's text, [`AlgorithmError::Panic`].
     pub fn create(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
-        self.instance(config, seed, "orchestrator.algo")
-    }
-
-    /// Makes an instance whose loss is called. `config` holds the plug-in's keys of `[trainer.loss]`.
-    ///
-    /// # Errors
-    /// As [`Plugin::create`], and [`AlgorithmError::NoLoss`].
-    pub fn create_loss(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
-        if self.table.loss.is_none() {
-            return Err(AlgorithmError::NoLoss { name: self.metadata.name.clone() });
-        }
-        self.instance(config, seed, "trainer.loss")
-    }
-
-    fn instance(&self, config: &Value, seed: u64, section: &'static str) -> Result<Algorithm, AlgorithmError> {
         let host = HostTable::new(Context::new(&self.metadata.name));
         let config = config.to_string();
         let mut instance = ptr::null_mut();
@@ -83,8 +68,19 @@ impl Plugin {
         match code {
             prl_abi::OK => Ok(Algorithm::new(self.metadata.clone(), self.table, host, instance, seed)),
             prl_abi::PANIC => Err(AlgorithmError::Panic { name: name(), call: "create", reason }),
-            _ => Err(AlgorithmError::Config { name: name(), section, reason }),
+            _ => Err(AlgorithmError::Config { name: name(), reason }),
         }
+    }
+
+    /// Makes an instance whose loss is called. `config` holds the plug-in's keys of `[trainer.loss]`.
+    ///
+    /// # Errors
+    /// As [`Plugin::create`], and [`AlgorithmError::NoLoss`].
+    pub fn create_loss(&self, config: &Value, seed: u64) -> Result<Algorithm, AlgorithmError> {
+        if self.table.loss.is_none() {
+            return Err(AlgorithmError::NoLoss { name: self.metadata.name.clone() });
+        }
+        self.create(config, seed)
     }
 
     fn contract(&self, reason: impl Into<String>) -> AlgorithmError {

@@ -45,8 +45,8 @@ pub struct Found {
 #[derive(Debug, Default)]
 pub struct Registry {
     found: Vec<Found>,
-    /// Libraries in searched folders that are no usable plug-ins.
-    unusable: Vec<PathBuf>,
+    /// Libraries in searched folders that are no usable plug-ins, and why.
+    unusable: Vec<(PathBuf, AlgorithmError)>,
     searched: Vec<PathBuf>,
 }
 
@@ -76,18 +76,29 @@ impl Registry {
                         registry.found.push(Found { path, metadata });
                     }
                     Ok(_) => {}
-                    Err(_) => registry.unusable.push(path),
+                    Err(error) => registry.unusable.push((path, error)),
                 }
             }
         }
         Ok(registry)
     }
 
-    /// The names of all algorithms in reach, sorted.
-    pub fn names(&self) -> Vec<&str> {
-        let mut names: Vec<&str> = self.found.iter().map(|f| f.metadata.name.as_str()).collect();
-        names.sort_unstable();
-        names
+    /// All plug-ins in reach, sorted by name.
+    pub fn found(&self) -> Vec<&Found> {
+        let mut found: Vec<&Found> = self.found.iter().collect();
+        found.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+        found
+    }
+
+    /// Files in searched folders that call themselves plug-ins and cannot be used, or are no libraries at all.
+    pub fn broken(&self) -> impl Iterator<Item = (&Path, &AlgorithmError)> {
+        let ours = |(_, error): &&(PathBuf, AlgorithmError)| !matches!(error, AlgorithmError::NoMetadata { .. });
+        self.unusable.iter().filter(ours).map(|(path, error)| (path.as_path(), error))
+    }
+
+    /// The places that were looked at, missing ones included.
+    pub fn searched(&self) -> &[PathBuf] {
+        &self.searched
     }
 
     /// What an algorithm's name means.
@@ -95,24 +106,33 @@ impl Registry {
         self.found.iter().find(|f| f.metadata.name == name)
     }
 
+    /// The file that a name means: of a plug-in in reach, or `lib<name>.so` in one of the places, which is then no usable
+    /// plug-in.
+    ///
+    /// # Errors
+    /// No such file, with the names known and the places searched.
+    pub fn locate(&self, name: &str) -> Result<PathBuf, AlgorithmError> {
+        if let Some(found) = self.get(name) {
+            return Ok(found.path.clone());
+        }
+        let file = format!("lib{}.so", name.replace('-', "_"));
+        let named = |(path, _): &&(PathBuf, AlgorithmError)| path.file_name() == Some(OsStr::new(&file));
+        match self.unusable.iter().find(named) {
+            Some((path, _)) => Ok(path.clone()),
+            None => Err(AlgorithmError::UnknownType {
+                name: name.into(),
+                known: self.found().iter().map(|f| format!("`{}`", f.metadata.name)).collect(),
+                searched: self.searched.iter().map(|p| p.display().to_string()).collect(),
+            }),
+        }
+    }
+
     /// Loads the plug-in of this name.
     ///
     /// # Errors
-    /// No such plug-in, with the names known and the places searched; the reason why `lib<name>.so` in one of the places
-    /// cannot be used; everything [`Plugin::load`] reports.
+    /// As [`Registry::locate`]; the reason why its file cannot be used; everything [`Plugin::load`] reports.
     pub fn open(&self, name: &str) -> Result<Plugin, AlgorithmError> {
-        if let Some(found) = self.get(name) {
-            return Plugin::load(&found.path);
-        }
-        let file = format!("lib{}.so", name.replace('-', "_"));
-        if let Some(path) = self.unusable.iter().find(|path| path.file_name() == Some(OsStr::new(&file))) {
-            return Plugin::load(path);
-        }
-        Err(AlgorithmError::UnknownType {
-            name: name.into(),
-            known: self.names().into_iter().map(|name| format!("`{name}`")).collect(),
-            searched: self.searched.iter().map(|p| p.display().to_string()).collect(),
-        })
+        Plugin::load(&self.locate(name)?)
     }
 }
 

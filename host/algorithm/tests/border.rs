@@ -57,7 +57,7 @@ fn a_bad_configuration_comes_back_with_the_plugins_own_text() {
     let error = |config| misbehave().create(&config, 0).err().unwrap().to_string();
     assert_eq!(
         error(json!({"mode": "drop", "colour": 1})),
-        "the algorithm `misbehave` rejects its configuration [orchestrator.algo]: colour: unknown field `colour`, expected `mode`"
+        "the algorithm `misbehave` rejects its configuration: colour: unknown field `colour`, expected `mode`"
     );
     assert!(error(json!({"mode": 3})).ends_with("mode: invalid type: integer `3`, expected a string"));
     assert!(error(json!({})).ends_with("missing field `mode`"));

@@ -152,7 +152,7 @@ fn libraries_that_break_the_abi_are_refused_by_rule() {
     }
     let Some(path) = build("fine", &[]) else { return };
     let error = Plugin::load(&path).unwrap().create(&serde_json::json!({}), 0).err().unwrap().to_string();
-    assert_eq!(error, "the algorithm `bad` rejects its configuration [orchestrator.algo]: not today");
+    assert_eq!(error, "the algorithm `bad` rejects its configuration: not today");
 
     let plain = file(dir.path(), "plain.c", b"int forty_two(void); int forty_two(void) { return 42; }\n");
     let path = dir.path().join("libplain.so");
@@ -176,7 +176,10 @@ fn a_registry_finds_by_name_and_says_what_it_knows() {
     let search = |plugins| Search::new(plugins, Some(&path), &bin.join("prl"));
 
     let registry = Registry::discover(&search(vec![])).unwrap();
-    assert_eq!(registry.names(), ["grpo", "misbehave"]);
+    let names: Vec<&str> = registry.found().iter().map(|found| found.metadata.name.as_str()).collect();
+    assert_eq!(names, ["grpo", "misbehave"]);
+    let broken: Vec<&Path> = registry.broken().map(|(path, _)| path).collect();
+    assert_eq!(broken, [bin.join("libdamaged.so")]);
     assert_eq!(registry.open("grpo").unwrap().path(), bin.join("libgrpo.so"));
     assert_eq!(registry.open("misbehave").unwrap().metadata().name, "misbehave");
     assert!(matches!(registry.open("damaged").unwrap_err(), AlgorithmError::Damaged { .. }));

@@ -1,5 +1,6 @@
 //! The command line as clap sees it. Configuration words are passed through as they are.
 
+use crate::algo;
 use crate::env;
 use crate::eval;
 use crate::replay;
@@ -40,6 +41,9 @@ pub enum Command {
     Inference(Words),
     /// Say what this machine can do and what is missing for more.
     Doctor(Doctor),
+    /// Look at, try out and make algorithm plug-ins.
+    #[command(subcommand)]
+    Algo(algo::Command),
     /// Look at, try out, make and build environments.
     #[command(subcommand)]
     Env(env::Command),

@@ -4,11 +4,11 @@ mod cuda;
 mod probe;
 mod text;
 
-use crate::failure::{Failure, run as running};
+use crate::failure::Failure;
 use crate::logging;
 use crate::machine;
 use cuda::Cuda;
-use prl_algorithm::{Registry, Search};
+use prl_algorithm::Registry;
 use prl_kernels::Isa;
 use prl_model::HubOptions;
 use serde::Serialize;
@@ -99,13 +99,10 @@ impl Report {
 
 impl Host {
     fn new() -> Result<Self, Failure> {
-        let binary = std::env::current_exe().map_err(running("the path of this binary"))?;
-        let search = Search::new(Vec::new(), std::env::var_os("PRL_PLUGIN_PATH").as_deref(), &binary);
-        let registry = Registry::discover(&search).map_err(Failure::input)?;
+        let registry = crate::algo::open::registry(Vec::new())?;
         let algorithms = registry
-            .names()
+            .found()
             .into_iter()
-            .filter_map(|name| registry.get(name))
             .map(|found| Algorithm {
                 name: found.metadata.name.clone(),
                 version: found.metadata.version.clone(),
@@ -126,7 +123,7 @@ impl Host {
             },
             caches: caches(),
             algorithms,
-            broken_algorithms: broken(&search, &registry),
+            broken_algorithms: broken(&registry),
         })
     }
 }
@@ -136,18 +133,8 @@ fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The algorithms that come with the binary, where their file is there, is no plug-in, and no other place has a usable one.
-fn broken(search: &Search, registry: &Registry) -> Vec<Broken> {
-    let shipped = |name: &str| (name.to_owned(), format!("lib{name}.so"));
-    let missing = ["grpo"].map(shipped).into_iter().filter(|(name, _)| registry.get(name).is_none());
-    let files = missing.flat_map(|(_, file)| search.places.iter().map(move |place| place.join(&file)));
-    files
-        .filter(|path| path.is_file())
-        .filter_map(|path| {
-            let reason = prl_algorithm::inspect(&path).err()?.to_string();
-            Some(Broken { file: shown(&path), reason })
-        })
-        .collect()
+fn broken(registry: &Registry) -> Vec<Broken> {
+    registry.broken().map(|(path, error)| Broken { file: shown(path), reason: error.to_string() }).collect()
 }
 
 fn caches() -> Vec<Cache> {

@@ -6,7 +6,8 @@ use crate::env::open::{Place, place};
 use crate::env::registry::check_pinned;
 use crate::failure::{Failure, input};
 use crate::remote::Client;
-use crate::remote::chat::{ChatModel, ChatModels};
+use crate::remote::chat::ChatModels;
+use crate::remote::model::RemoteModel;
 use prl_config::{EnvHost, LlmRole, Loaded, Source};
 use prl_environment::{
     Assets, EnvFile, Grant, Http, Isolation, Kv, Limits, LoadConfig, LogSink, Pool, PoolConfig, Sandbox, SandboxConfig,
@@ -156,14 +157,14 @@ fn services(file: &EnvFile, host: &EnvHost, key: &str) -> Result<Services, Failu
     Ok(services)
 }
 
-fn model(role: &LlmRole, key: &str) -> Result<ChatModel, Failure> {
+fn model(role: &LlmRole, key: &str) -> Result<RemoteModel, Failure> {
     let api_key = match &role.api_key_var {
         Some(variable) => Some(std::env::var(variable).map_err(|_| {
             Failure::input(format_args!("`{key}.api_key_var`: there is no variable `{variable}` with the key"))
         })?),
         None => None,
     };
-    Ok(ChatModel {
+    Ok(RemoteModel {
         base_url: role.base_url.clone(),
         model: role.model.clone(),
         api_key,

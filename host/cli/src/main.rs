@@ -2,6 +2,7 @@
 //!
 //! Owns the command line, the rendering of errors and the wiring. Logic worth a unit test belongs into a crate.
 
+mod algo;
 mod assets;
 mod bench;
 mod budget;
@@ -19,13 +20,17 @@ mod inference;
 mod job;
 mod logging;
 mod machine;
+mod options;
 mod ports;
 mod remote;
 mod replay;
+mod report;
 mod rl;
+mod sdk;
 mod sft;
 mod signals;
 mod table;
+mod template;
 mod trainer;
 mod warnings;
 
@@ -49,6 +54,10 @@ fn main() -> ExitCode {
         Command::Trainer(words) => trainer::run(&words.words),
         Command::Inference(words) => inference::run(&words.words),
         Command::Doctor(asked) => doctor::run(asked.cuda, asked.json, asked.probe),
+        Command::Algo(command) => {
+            warnings::show();
+            algo::run(&command)
+        }
         Command::Env(command) => {
             warnings::show();
             env::run(&command)

@@ -2,6 +2,7 @@
 
 mod settings;
 
+use crate::algo::open::registry;
 use crate::assets;
 use crate::budget;
 use crate::checkpoint::{self, Plan};
@@ -11,22 +12,25 @@ use crate::environments;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place, Resumed};
 use crate::ports::algorithm::PluginAlgorithm;
+use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::Recorder;
-use crate::ports::policy::{EnginePolicy, Snapshots};
+use crate::ports::outside::{self, ChatSource, Teacher};
+use crate::ports::policy::{EnginePolicy, PolicyReference, Snapshots};
 use crate::ports::renderer::ModelRenderer;
 use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
-use prl_algorithm::{Hook, Plugin, Registry, Search};
-use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
+use prl_algorithm::{Hook, Metadata, Plugin, Registry};
+use prl_config::{Algo, EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::Decoder;
 use prl_monitor::{Logs, Progress};
-use prl_orchestrator::{Deps, Env, Settings, TrainDeps};
+use prl_orchestrator::{Deps, Env, Reference, Settings, Source, TrainDeps};
 use prl_render::Renderer;
 use prl_trainer::{Trainer, TrainerParts};
-use prl_types::PolicyVersion;
+use prl_types::{Message, PolicyVersion, Role};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -39,6 +43,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let config = &loaded.config;
     let place = Place::check(&config.output_dir, config.clean_output_dir, config.trainer.ckpt.as_ref())?;
     if config.dry_run {
+        custom_loss(&loaded)?;
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
     }
     let logs = logging::install(
@@ -64,7 +69,11 @@ struct Parts {
     model_dir: PathBuf,
     decoder: Decoder,
     renderer: Arc<Renderer>,
-    plugin: Plugin,
+    /// By training environment.
+    plugins: Vec<Plugin>,
+    /// By training environment.
+    outside: Vec<Outside>,
+    loss: Option<PluginLoss>,
     train: Vec<Pool>,
     eval: Vec<Pool>,
 }
@@ -75,18 +84,10 @@ impl Parts {
         let orchestrator = &config.orchestrator;
         let compute = Compute::open(config.device, config.kernels, config.deterministic == Some(true))?;
 
-        let plugins = config.plugin.iter().enumerate();
-        let plugins = plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect();
-        let binary = std::env::current_exe().map_err(running("the path of this binary"))?;
-        let search = Search::new(plugins, std::env::var_os("PRL_PLUGIN_PATH").as_deref(), &binary);
-        let registry = Registry::discover(&search).map_err(Failure::input)?;
-        let plugin = registry.open(&orchestrator.algo.kind).map_err(input("`orchestrator.algo.type`"))?;
-        create(&plugin, config)?;
-        if config.trainer.ckpt.is_some() && plugin.metadata().hooks.contains(&Hook::State) {
-            return Err(Failure::input(format_args!(
-                "`orchestrator.algo.type`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
-                plugin.metadata().name
-            )));
+        let plugins = algorithms(&registry(plugin_files(loaded))?, config)?;
+        let loss = custom_loss(loaded)?;
+        if let Some(loss) = &loss {
+            loss.check_references(plugins.iter().map(|p| (p.metadata().name.as_str(), p.metadata().reference)))?;
         }
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
@@ -107,19 +108,116 @@ impl Parts {
             )));
         }
 
+        let mut outside = Vec::new();
+        for (i, plugin) in plugins.iter().enumerate() {
+            outside.push(Outside::connect(plugin.metadata(), orchestrator.algo_of(i), &renderer).await?);
+        }
         let sandbox = environments::sandbox()?;
         let context = config.inference.model.max_model_len.unwrap_or(made_for);
         let train_hosts = orchestrator.train.env.iter().map(|e| e.host());
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugin, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, loss, train, eval })
     }
 }
 
-fn create(plugin: &Plugin, config: &RlConfig) -> Result<prl_algorithm::Algorithm, Failure> {
-    let options = serde_json::Value::Object(config.orchestrator.algo.config.clone());
-    plugin.create(&options, config.seed).map_err(input("`[orchestrator.algo]`"))
+/// Models outside the run that an environment's algorithm uses.
+#[derive(Clone, Default)]
+struct Outside {
+    source: Option<Arc<dyn Source>>,
+    teacher: Option<Arc<dyn Reference>>,
+}
+
+impl Outside {
+    async fn connect(plugin: &Metadata, (key, algo): (String, &Algo), renderer: &Renderer) -> Result<Self, Failure> {
+        let name = &plugin.name;
+        let wrong = |place: &str, why: String| Err(Failure::input(format_args!("`{key}.{place}`{why}")));
+        let model = "set `name` and `base_url` of a served model";
+        match (plugin.reference == prl_algorithm::Reference::Teacher, &algo.teacher) {
+            (true, None) => {
+                return wrong("teacher", format!(" is missing: `{name}` wants a teacher's log-probabilities; {model}"));
+            }
+            (false, Some(_)) => return wrong("teacher", format!(": `{name}` asks no teacher; remove it")),
+            _ => {}
+        }
+        match (plugin.source == prl_algorithm::Source::Frozen, &algo.sampling.source) {
+            (true, None) => {
+                let why = format!(" is missing: `{name}` learns from what a model outside the run answers; {model}");
+                return wrong("sampling.source", why);
+            }
+            (false, Some(_)) => {
+                let why = format!(
+                    ": `{name}` needs log-probabilities of what is sampled, so it must be the policy's; remove it"
+                );
+                return wrong("sampling.source", why);
+            }
+            _ => {}
+        }
+        let mut outside = Outside::default();
+        if let Some(source) = &algo.sampling.source {
+            let model = outside::Outside::connect(source, &format!("{key}.sampling.source")).await?;
+            outside.source = Some(Arc::new(ChatSource(model)));
+        }
+        if let Some(teacher) = &algo.teacher {
+            let place = format!("{key}.teacher");
+            let model = outside::Outside::connect(teacher, &place).await?;
+            let hello =
+                renderer.render_ids(&[Message::text(Role::User, "Hello")], &[], true).map_err(Failure::input)?;
+            model.check_scores(&hello.ids, &place).await?;
+            outside.teacher = Some(Arc::new(Teacher(model)));
+        }
+        Ok(outside)
+    }
+}
+
+/// The files of `--plugin`.
+fn plugin_files(loaded: &Loaded<RlConfig>) -> Vec<PathBuf> {
+    let plugins = loaded.config.plugin.iter().enumerate();
+    plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect()
+}
+
+/// The loss of a plug-in, where the run asks for one.
+fn custom_loss(loaded: &Loaded<RlConfig>) -> Result<Option<PluginLoss>, Failure> {
+    let config = &loaded.config;
+    let of = (config.seed, config.trainer.ckpt.is_some());
+    PluginLoss::open(("trainer.loss", &config.trainer.loss), || registry(plugin_files(loaded)), of)
+}
+
+/// The plug-in of each training environment, tried with its configuration. One that several have is loaded once.
+fn algorithms(registry: &Registry, config: &RlConfig) -> Result<Vec<Plugin>, Failure> {
+    let mut loaded = BTreeMap::<&str, Plugin>::new();
+    let mut plugins = Vec::new();
+    for i in 0..config.orchestrator.train.env.len() {
+        let (key, algo) = config.orchestrator.algo_of(i);
+        let plugin = match loaded.get(algo.kind.as_str()) {
+            Some(plugin) => plugin.clone(),
+            None => registry.open(&algo.kind).map_err(input(format_args!("`{key}.type`")))?,
+        };
+        loaded.insert(&algo.kind, plugin.clone());
+        create(&plugin, config, i)?;
+        if config.trainer.ckpt.is_some() && plugin.metadata().hooks.contains(&Hook::State) {
+            return Err(Failure::input(format_args!(
+                "`{key}.type`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
+                plugin.metadata().name
+            )));
+        }
+        plugins.push(plugin);
+    }
+    Ok(plugins)
+}
+
+/// The instance for a training environment.
+fn create(plugin: &Plugin, config: &RlConfig, env: usize) -> Result<prl_algorithm::Algorithm, Failure> {
+    let (key, algo) = config.orchestrator.algo_of(env);
+    let options = serde_json::Value::Object(algo.config.clone());
+    plugin.create(&options, config.seed).map_err(input(format_args!("`{key}`")))
+}
+
+/// Their names, each once.
+fn names(plugins: &[Plugin]) -> String {
+    let names: BTreeSet<&str> = plugins.iter().map(|p| p.metadata().name.as_str()).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 async fn pools(
@@ -172,7 +270,7 @@ impl Ready {
     /// Everything that can still turn out to be bad input, before the run directory is touched.
     fn new(
         config: &RlConfig,
-        decoder: Decoder,
+        (decoder, loss): (Decoder, Option<PluginLoss>),
         compute: &mut Compute,
         resumed: Option<Resumed>,
     ) -> Result<Self, Failure> {
@@ -192,7 +290,7 @@ impl Ready {
             seq_len: config.trainer.model.seq_len,
             peak_flops: assets::peak_flops(compute.device),
         };
-        let mut trainer = Trainer::new(learner, parts).map_err(Failure::input)?;
+        let mut trainer = loss::trainer(learner, parts, loss)?;
         let mut progress = None;
         if let Some((_, path)) = &resumed {
             trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
@@ -221,7 +319,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
     let (early, resumed) = place.resume()?.unzip();
-    let ready = Ready::new(config, parts.decoder, &mut parts.compute, resumed)?;
+    let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed)?;
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
     let eval = config.orchestrator.eval.iter().flat_map(|eval| eval.env.iter().map(|env| env.host()));
@@ -234,7 +332,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     tracing::info!(
         target: "prl_orchestrator",
         "{} | algorithm {} | output {}",
-        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), config.orchestrator.algo.kind,
+        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), names(&parts.plugins),
         dir.root().display()
     );
     if let Some((step, path)) = &ready.resumed {
@@ -254,7 +352,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let policy = EnginePolicy { engine: ready.engine.handle(), snapshots: snapshots.clone(), decode };
     let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
     let trainer = Arc::new(LocalTrainer::new(ready.trainer, snapshots, dir.clone(), plan));
-    let algorithm = || create(&parts.plugin, config).map(|a| Arc::new(PluginAlgorithm::new(a)));
+    let algorithm = |i: usize| create(&parts.plugins[i], config, i).map(|a| Arc::new(PluginAlgorithm::new(a)));
     let deps = Deps {
         policy: Arc::new(policy),
         renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
@@ -262,7 +360,20 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         observer: recorder.clone(),
         train: train
             .into_iter()
-            .map(|env| Ok(TrainDeps { env, algorithm: algorithm()? }))
+            .enumerate()
+            .map(|(i, env)| {
+                let (algorithm, Outside { source, teacher }) = (algorithm(i)?, parts.outside[i].clone());
+                let live = parts.plugins[i].metadata().reference == prl_algorithm::Reference::Policy;
+                let reference = match live {
+                    true => Some(Arc::new(PolicyReference {
+                        engine: ready.engine.handle(),
+                        algorithm: algorithm.clone(),
+                        renderer: parts.renderer.clone(),
+                    }) as Arc<dyn Reference>),
+                    false => teacher,
+                };
+                Ok(TrainDeps { env, algorithm, source, reference })
+            })
             .collect::<Result<_, Failure>>()?,
         eval,
         stop: stop.receiver.clone(),

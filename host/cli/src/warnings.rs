@@ -1,4 +1,4 @@
-//! What the sandbox warns of, such as a cache that cannot be used, for commands that keep no log: on standard error, each
+//! What the sandbox and plug-ins warn of, such as a cache that cannot be used, for commands that keep no log: on standard error, each
 //! warning once.
 
 use std::collections::BTreeSet;
@@ -9,8 +9,8 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-/// The crate that is listened to.
-const SPEAKER: &str = "prl_environment";
+/// The crates that are listened to.
+const SPEAKERS: [&str; 2] = ["prl_algorithm", "prl_environment"];
 
 /// Shows warnings from now on.
 pub fn show() {
@@ -26,7 +26,10 @@ struct Told(Mutex<BTreeSet<String>>);
 impl<S: Subscriber> Layer<S> for Told {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let about = event.metadata();
-        let is_ours = about.module_path().is_some_and(|module| module.split("::").next() == Some(SPEAKER));
+        let is_ours = about
+            .module_path()
+            .and_then(|module| module.split("::").next())
+            .is_some_and(|name| SPEAKERS.contains(&name));
         if !is_ours || *about.level() > Level::WARN {
             return;
         }

@@ -24,8 +24,8 @@ pub(crate) enum Kind {
     List(Box<Node>),
     Table(Section),
     Union(Union),
-    /// A table with `type` (and its default) whose other keys belong to somebody else.
-    OpenUnion(&'static str),
+    /// A table with `type` (and its default) whose other keys, but for some, belong to somebody else.
+    OpenUnion(&'static str, Section),
     /// A table whose keys belong to somebody else.
     Open,
 }
@@ -124,17 +124,17 @@ impl Union {
 
 impl Node {
     pub fn is_open(&self) -> bool {
-        matches!(self.kind, Kind::Open | Kind::OpenUnion(_))
+        matches!(self.kind, Kind::Open)
     }
 
     pub fn is_table(&self) -> bool {
-        matches!(self.kind, Kind::Open | Kind::OpenUnion(_) | Kind::Table(_) | Kind::Union(_))
+        matches!(self.kind, Kind::Open | Kind::OpenUnion(..) | Kind::Table(_) | Kind::Union(_))
     }
 
     /// The sections a table here may follow: one, or one per variant.
     pub fn sections(&self) -> Vec<&Section> {
         match &self.kind {
-            Kind::Table(s) => vec![s],
+            Kind::Table(s) | Kind::OpenUnion(_, s) => vec![s],
             Kind::Union(u) => u.variants.iter().map(|(_, s)| s).collect(),
             _ => Vec::new(),
         }
@@ -164,7 +164,7 @@ impl Node {
             Kind::Checked(what, _) => (*what).to_string(),
             Kind::Choice(values, _) => one_of(values),
             Kind::List(item) => format!("a list ({} each)", item.expected()),
-            Kind::Table(_) | Kind::Union(_) | Kind::OpenUnion(_) | Kind::Open => "a table".to_string(),
+            Kind::Table(_) | Kind::Union(_) | Kind::OpenUnion(..) | Kind::Open => "a table".to_string(),
         };
         if self.optional { format!("{base}, or \"None\"") } else { base }
     }

@@ -190,6 +190,33 @@ fn a_custom_loss_takes_keys_of_its_own() {
 }
 
 #[test]
+fn environments_may_have_an_algorithm_of_their_own() {
+    let text = format!(
+        "{BASE}[orchestrator.train.env.algo]\ntype = \"max_rl\"\n[[orchestrator.train.env]]\nid = \"b\"\n\
+         [orchestrator.algo]\nlength_penalty = {{ type = \"linear\" }}\n"
+    );
+    let files = [("base.toml", text.as_str())];
+    let of = |line: &[&str]| {
+        let config = rl(&files, &[&["@", "DIR/base.toml"], line].concat()).config.orchestrator;
+        [0, 1].map(|i| {
+            let (key, algo) = config.algo_of(i);
+            (key, algo.kind.clone(), json!(algo.config))
+        })
+    };
+    let general = || ("orchestrator.algo".into(), "grpo".into(), json!({"length_penalty": {"type": "linear"}}));
+    let own = |i: usize, kind: &str, keys| (format!("orchestrator.train.env.{i}.algo"), kind.to_string(), keys);
+    assert_eq!(of(&[]), [own(0, "max_rl", json!({})), general()], "nothing comes from `orchestrator.algo`");
+    assert_eq!(
+        of(&["--orchestrator.train.env.0.algo.type", "echo", "--orchestrator.train.env.1.algo.k", "2"]),
+        [own(0, "echo", json!({})), own(1, "grpo", json!({"k": 2}))]
+    );
+    assert_eq!(of(&["--no-orchestrator.train.env.0.algo"])[0], general());
+    // What the whole run's algorithm would make of a group of one does not matter where no environment has it.
+    let line = ["--orchestrator.group-size", "1", "--orchestrator.train.env.0.algo", r#"{"type": "opd"}"#];
+    flags(&line);
+}
+
+#[test]
 fn unions_keep_their_variant_or_switch() {
     let loss = |line: &[&str]| flags(line).config.trainer.loss;
     let Loss::Default(default) = loss(&["--trainer.loss.kl-tau", "0.5"]) else { panic!() };

@@ -5,10 +5,10 @@
 
 use crate::live::Job;
 use crate::scheduler::Scheduler;
-use crate::{Drawn, Event, InferenceError, Request, Stats};
+use crate::{Drawn, Event, InferenceError, Request, SamplingParams, Stats};
 use prl_kernels::Meter;
 use prl_model::Snapshot;
-use prl_types::{PolicyVersion, Sampled};
+use prl_types::{PolicyVersion, Sampled, TokenId};
 use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -177,6 +177,28 @@ impl Handle {
         }
     }
 
+    /// Log-probability of each of `ids` given those before it, 0 for the first, under the weights of the moment and over the
+    /// full vocabulary. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// As the end of [`Handle::submit`]'s events.
+    pub fn score(&self, ids: Arc<[TokenId]>) -> impl Future<Output = Result<Vec<f32>, InferenceError>> + Send + use<> {
+        let sampling = SamplingParams { prompt_logprobs: Some(0), max_tokens: Some(0), ..SamplingParams::default() };
+        let mut events = self.submit(Request { goes_on: false, ..Request::new(ids, sampling, 0) });
+        async move {
+            match events.next().await {
+                Event::Prompt(done) => {
+                    let rest = done.logprobs.iter().map(|scored| scored.logprob);
+                    Ok(std::iter::once(0.0).chain(rest).collect())
+                }
+                Event::End(Err(error)) => Err(error),
+                Event::Token(_) | Event::End(Ok(_)) => {
+                    Err(InferenceError::Failed { message: "a prompt's log-probabilities are missing".into() })
+                }
+            }
+        }
+    }
+
     /// Queues a request; its events come as they happen. Dropping them cancels it.
     ///
     /// They end with one of [`InferenceError::Overlong`], [`InferenceError::EmptyPrompt`],
@@ -260,7 +282,8 @@ impl Handle {
         if prompt.is_empty() {
             return Err(InferenceError::EmptyPrompt);
         }
-        if prompt.len() >= self.max_model_len {
+        let drawn = usize::from(request.sampling.max_tokens != Some(0));
+        if prompt.len() + drawn > self.max_model_len {
             return Err(InferenceError::Overlong { prompt_tokens: prompt.len(), max_model_len: self.max_model_len });
         }
         match prompt.iter().position(|id| *id as usize >= self.vocab_size) {

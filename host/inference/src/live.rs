@@ -128,6 +128,10 @@ impl Live {
 
     /// Draws the next token from what the model answered. Returns how many tokens were drawn.
     pub fn next<F: Forward>(&mut self, forward: &F, version: PolicyVersion, context: usize, answer: &Answer) -> u64 {
+        if self.job.request.sampling.max_tokens == Some(0) {
+            self.outcome = Some(Ok(FinishReason::Length));
+            return 0;
+        }
         let logits = match answer {
             Answer::Token(id, logprob) => {
                 let scored = Scored { id: *id, logprob: *logprob, rank: 0, top: Vec::new() };
@@ -215,9 +219,9 @@ fn scored<F: Forward>(
     let own = row[id as usize];
     let rank = row.iter().filter(|x| **x > own).count() as u32 + 1;
     let by_logit = |a: &TokenId, b: &TokenId| row[*b as usize].total_cmp(&row[*a as usize]).then(a.cmp(b));
-    let mut ids: Vec<TokenId> = (0..row.len() as TokenId).collect();
-    let most = most.min(ids.len());
-    if most > 0 && most < ids.len() {
+    let most = most.min(row.len());
+    let mut ids: Vec<TokenId> = if most > 0 { (0..row.len() as TokenId).collect() } else { Vec::new() };
+    if most < ids.len() {
         ids.select_nth_unstable_by(most - 1, by_logit);
     }
     ids.truncate(most);

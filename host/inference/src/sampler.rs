@@ -20,7 +20,7 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Drops tokens less likely than this fraction of the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Bound on sampled tokens; `None` leaves the context limit as the only bound.
+    /// Bound on sampled tokens; `None` leaves the context limit as the only bound. With 0 only the prompt is scored.
     pub max_tokens: Option<usize>,
     /// Until so many tokens are sampled, stop token ids are not drawn and stop strings do not end the request.
     pub min_tokens: usize,
@@ -82,8 +82,8 @@ impl SamplingParams {
         if !(0.0..=1.0).contains(&self.min_p) {
             return invalid("min_p", self.min_p.to_string(), "between 0 and 1");
         }
-        if self.max_tokens == Some(0) {
-            return invalid("max_tokens", "0".into(), "at least 1");
+        if self.max_tokens == Some(0) && self.prompt_logprobs.is_none() {
+            return invalid("max_tokens", "0".into(), "at least 1, or 0 with prompt_logprobs");
         }
         if self.max_tokens.is_some_and(|most| most < self.min_tokens) {
             return invalid("min_tokens", self.min_tokens.to_string(), "at most max_tokens");

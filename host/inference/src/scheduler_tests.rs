@@ -385,7 +385,7 @@ fn new_requests_never_see_old_weights_and_running_ones_go_on() {
     let new = bench.submit(&grouped(&prompt, 2, 3));
     bench.finish();
     let old = take(old);
-    assert_eq!(old.versions(), (PolicyVersion(0), PolicyVersion(1)));
+    assert_eq!(old.versions(), Some((PolicyVersion(0), PolicyVersion(1))));
     assert_eq!(old.ids().len(), 6);
     assert_eq!(old.ids()[..3], alone(&request(&prompt, 1, 6)).ids()[..3]);
     assert_eq!(take(new), cold(2));

@@ -48,7 +48,7 @@ fn logprobs_are_those_of_the_trainer_to_the_bit() {
     for (r, s) in requests.iter().zip(&sampled) {
         let s = s.as_ref().unwrap();
         assert_eq!((s.ids().len(), s.finish()), (r.sampling.max_tokens.unwrap(), &FinishReason::Length));
-        assert_eq!(s.versions(), (PolicyVersion(0), PolicyVersion(0)));
+        assert_eq!(s.versions(), Some((PolicyVersion(0), PolicyVersion(0))));
         let at = packed.ids.len() + r.prompt.len();
         want.extend(s.logprobs().iter().enumerate().map(|(i, lp)| (at + i, *lp)));
         packed.ids.extend_from_slice(&r.prompt);
@@ -62,6 +62,20 @@ fn logprobs_are_those_of_the_trainer_to_the_bit() {
     }
     let drawn: usize = sampled.iter().map(|s| s.as_ref().unwrap().ids().len()).sum();
     assert_eq!(handle.stats().decode_tokens, drawn as u64);
+}
+
+#[test]
+fn a_whole_context_is_scored_as_the_trainer_would() {
+    let engine = engine(2);
+    let ids: Vec<TokenId> = (0..64).map(|i| i * 7 % 30).collect();
+    let scored = block_on(engine.handle().score(ids.as_slice().into())).unwrap();
+    let packed = Packed { doc_lens: vec![64], temperatures: vec![1.0; 64], ids: ids.clone(), ..Packed::default() };
+    let stats = Learner::new(decoder(1), Kernels::Fast, 5).unwrap().forward(&packed).unwrap();
+    assert_eq!((scored.len(), scored[0]), (64, 0.0));
+    assert_eq!(scored[1..], stats.logprobs[1..]);
+    assert_eq!(engine.handle().stats().decode_tokens, 0);
+    let longer = block_on(engine.handle().score([ids, vec![1]].concat().into()));
+    assert!(matches!(longer, Err(InferenceError::Overlong { prompt_tokens: 65, max_model_len: 64 })), "{longer:?}");
 }
 
 #[test]

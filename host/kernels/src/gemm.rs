@@ -1,23 +1,24 @@
 //! The only matrix products of the CPU path.
 //!
 //! Owns packing, blocking and the split over threads. Must not know any model.
-//! Every output element is one chain `acc = fma(x, w, acc)` over ascending k, so its bits depend on its own row and
-//! column only: not on m or n, not on the path taken for a shape, not on the number of threads.
+//! Every output element is a sum over stretches of [`CHAIN`] ascending k, each one chain `acc = fma(x, w, acc)`, so its
+//! bits depend on its own row and column only: not on m or n, not on the path taken for a shape, not on the number of
+//! threads.
 //! Threads are those of the rayon pool that the caller runs in; only rows or columns are split, never k.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::micro::{Kernel, LANE_GROUP, LANES_MAX, NARROW, Tile, kernel};
+use crate::micro::{CHAIN, Kernel, LANE_GROUP, LANES_MAX, NARROW, Tile, kernel};
 use crate::shared::{Shared, for_ranges};
 use crate::transpose::transpose;
 
 /// Longest stretch of k for which a packed panel is kept near the core.
-const K_BLOCK: usize = 512;
+const K_BLOCK: usize = 4 * CHAIN;
 /// Most output rows per task of a transposed product, and its stretch of k.
 const TN_ROWS: usize = 288;
-const TN_K_BLOCK: usize = 256;
+const TN_K_BLOCK: usize = 2 * CHAIN;
 /// Columns of a token-lane product gathered before they are transposed into place: a multiple of every row count.
 const COLUMNS: usize = 24;
 /// Below this many multiply-adds a product stays on the calling thread.
@@ -33,7 +34,7 @@ pub fn gemm_nt(m: usize, n: usize, k: usize, x: &[f32], w: &[f32], y: &mut [f32]
     unsafe { nt(true, m, n, k, x.as_ptr(), k, w.as_ptr(), y.as_mut_ptr(), n) }
 }
 
-/// `y[m, n] = x[m, k] · w[k, n]`, or `y += …` continuing each chain from `y` if `accumulate`.
+/// `y[m, n] = x[m, k] · w[k, n]`, or `y += …` if `accumulate`.
 ///
 /// # Panics
 /// If a slice is shorter than its shape.
@@ -48,7 +49,7 @@ pub fn gemm_nn(m: usize, n: usize, k: usize, x: &[f32], w: &[f32], y: &mut [f32]
     });
 }
 
-/// `y[m, n] += x[k, m]ᵀ · w[k, n]`, continuing each chain from `y`: the gradient of a weight matrix.
+/// `y[m, n] += x[k, m]ᵀ · w[k, n]`: the gradient of a weight matrix.
 ///
 /// # Panics
 /// If a slice is shorter than its shape.

@@ -6,7 +6,8 @@
 //! # Exactness
 //! What is computed for a token depends on its own document's prefix only, bit for bit: not on what else is in the
 //! batch, on how the document was cut into calls, on the number of threads, or on whether it ran through [`forward()`]
-//! or [`extend`]. Every product is a chain of fused multiply-adds in ascending order, every reduction has a fixed shape.
+//! or [`extend`]. Every product is a sum of chains of [`CHAIN`] fused multiply-adds in ascending order, every reduction has a
+//! fixed shape.
 //! Gradients are summed in a fixed order too. Different processors may give different bits; one process never does.
 
 mod adapter;
@@ -35,5 +36,6 @@ pub use forward::{Activations, forward};
 pub use gemm::{gemm_nn, gemm_nt, gemm_tn_acc};
 pub use head::{HeadStats, RowLogProb, head_backward, head_stats, log_softmax_at};
 pub use meter::{Held, Meter};
+pub use micro::CHAIN;
 pub use simd::{Isa, isa};
 pub use weights::{Dims, Grads, KernelError, LayerGrads, LayerView, Rope, WeightsView};

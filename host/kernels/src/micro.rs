@@ -1,12 +1,16 @@
-//! The innermost tile of every matrix product: one fused multiply-add chain per output element, in the order of k.
+//! The innermost tile of every matrix product: fused multiply-add chains over ascending k.
 //!
 //! Owns the register tiles for each instruction set. Must not know what is multiplied or who runs it.
 //!
-//! `c[r][l] (+)= Σ_k a[k][l] · b[r][k]`, where `l` are vector lanes and `r` rows. Because each element is a single chain
-//! `acc = fma(a, b, acc)` over ascending k, its bits do not depend on tile shape, blocking, lane or row.
+//! `c[r][l] (+)= Σ_k a[k][l] · b[r][k]`, where `l` are vector lanes and `r` rows. Each element is a sum over ascending
+//! stretches of [`CHAIN`] values of k, each stretch one chain `acc = fma(a, b, acc)` from zero. So its bits do not depend
+//! on tile shape, lane or row, nor on where k is split, as long as that is at multiples of [`CHAIN`]; and rounding errors
+//! grow with the length of a stretch and the number of stretches, not with k.
 
 use crate::simd::{Isa, isa};
 
+/// Products in one chain of a matrix product's sum: see [`gemm_nt`](crate::gemm_nt).
+pub const CHAIN: usize = 128;
 /// Lanes are handled in groups of this many: operands on the lane side are padded to it.
 pub(crate) const LANE_GROUP: usize = 16;
 /// Lanes of the widest tile of any kernel.
@@ -17,7 +21,7 @@ pub(crate) const NARROW: usize = 8;
 /// One register tile. Strides count elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
-    /// Length of the chain.
+    /// Products per element.
     pub k: usize,
     /// Lane-side operand: `a[k * a_k + lane]`.
     pub a: *const f32,
@@ -29,7 +33,7 @@ pub(crate) struct Tile {
     /// Result: `c[row * c_row + lane]`.
     pub c: *mut f32,
     pub c_row: usize,
-    /// Start the chains from `c` instead of from zero.
+    /// Add to `c` instead of replacing it.
     pub accumulate: bool,
 }
 
@@ -110,9 +114,14 @@ impl Kernel {
     }
 }
 
+/// The stretches of `k` values: their lengths, at least one.
+fn chains(k: usize) -> impl Iterator<Item = usize> {
+    (0..k.max(1)).step_by(CHAIN).map(move |start| CHAIN.min(k - start))
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Tile;
+    use super::{Tile, chains};
     use std::arch::x86_64::*;
 
     /// # Safety
@@ -121,33 +130,30 @@ mod x86 {
     unsafe fn tile512<const NV: usize, const NR: usize>(t: &Tile) {
         // SAFETY: the caller vouches for every element reached.
         unsafe {
-            let mut acc = [[_mm512_setzero_ps(); NV]; NR];
-            if t.accumulate {
+            let (mut a, mut b, mut add) = (t.a, t.b, t.accumulate);
+            for depth in chains(t.k) {
+                let mut acc = [[_mm512_setzero_ps(); NV]; NR];
+                for _ in 0..depth {
+                    let mut av = [_mm512_setzero_ps(); NV];
+                    for v in 0..NV {
+                        av[v] = _mm512_loadu_ps(a.add(v * 16));
+                    }
+                    for r in 0..NR {
+                        let bv = _mm512_set1_ps(*b.add(r * t.b_row));
+                        for v in 0..NV {
+                            acc[r][v] = _mm512_fmadd_ps(av[v], bv, acc[r][v]);
+                        }
+                    }
+                    a = a.add(t.a_k);
+                    b = b.add(t.b_k);
+                }
                 for r in 0..NR {
                     for v in 0..NV {
-                        acc[r][v] = _mm512_loadu_ps(t.c.add(r * t.c_row + v * 16));
+                        let c = t.c.add(r * t.c_row + v * 16);
+                        _mm512_storeu_ps(c, if add { _mm512_add_ps(_mm512_loadu_ps(c), acc[r][v]) } else { acc[r][v] });
                     }
                 }
-            }
-            let (mut a, mut b) = (t.a, t.b);
-            for _ in 0..t.k {
-                let mut av = [_mm512_setzero_ps(); NV];
-                for v in 0..NV {
-                    av[v] = _mm512_loadu_ps(a.add(v * 16));
-                }
-                for r in 0..NR {
-                    let bv = _mm512_set1_ps(*b.add(r * t.b_row));
-                    for v in 0..NV {
-                        acc[r][v] = _mm512_fmadd_ps(av[v], bv, acc[r][v]);
-                    }
-                }
-                a = a.add(t.a_k);
-                b = b.add(t.b_k);
-            }
-            for r in 0..NR {
-                for v in 0..NV {
-                    _mm512_storeu_ps(t.c.add(r * t.c_row + v * 16), acc[r][v]);
-                }
+                add = true;
             }
         }
     }
@@ -158,33 +164,30 @@ mod x86 {
     unsafe fn tile256<const NV: usize, const NR: usize>(t: &Tile) {
         // SAFETY: the caller vouches for every element reached.
         unsafe {
-            let mut acc = [[_mm256_setzero_ps(); NV]; NR];
-            if t.accumulate {
+            let (mut a, mut b, mut add) = (t.a, t.b, t.accumulate);
+            for depth in chains(t.k) {
+                let mut acc = [[_mm256_setzero_ps(); NV]; NR];
+                for _ in 0..depth {
+                    let mut av = [_mm256_setzero_ps(); NV];
+                    for v in 0..NV {
+                        av[v] = _mm256_loadu_ps(a.add(v * 8));
+                    }
+                    for r in 0..NR {
+                        let bv = _mm256_broadcast_ss(&*b.add(r * t.b_row));
+                        for v in 0..NV {
+                            acc[r][v] = _mm256_fmadd_ps(av[v], bv, acc[r][v]);
+                        }
+                    }
+                    a = a.add(t.a_k);
+                    b = b.add(t.b_k);
+                }
                 for r in 0..NR {
                     for v in 0..NV {
-                        acc[r][v] = _mm256_loadu_ps(t.c.add(r * t.c_row + v * 8));
+                        let c = t.c.add(r * t.c_row + v * 8);
+                        _mm256_storeu_ps(c, if add { _mm256_add_ps(_mm256_loadu_ps(c), acc[r][v]) } else { acc[r][v] });
                     }
                 }
-            }
-            let (mut a, mut b) = (t.a, t.b);
-            for _ in 0..t.k {
-                let mut av = [_mm256_setzero_ps(); NV];
-                for v in 0..NV {
-                    av[v] = _mm256_loadu_ps(a.add(v * 8));
-                }
-                for r in 0..NR {
-                    let bv = _mm256_broadcast_ss(&*b.add(r * t.b_row));
-                    for v in 0..NV {
-                        acc[r][v] = _mm256_fmadd_ps(av[v], bv, acc[r][v]);
-                    }
-                }
-                a = a.add(t.a_k);
-                b = b.add(t.b_k);
-            }
-            for r in 0..NR {
-                for v in 0..NV {
-                    _mm256_storeu_ps(t.c.add(r * t.c_row + v * 8), acc[r][v]);
-                }
+                add = true;
             }
         }
     }
@@ -245,26 +248,32 @@ mod x86 {
 /// See [`Kernel::block`].
 unsafe fn tile_portable<const NL: usize, const NR: usize>(t: &Tile) {
     use crate::simd::{PORTABLE_FMA, fma};
-    // SAFETY: the caller vouches for every element reached.
-    unsafe {
+    let (mut k, mut add) = (0, t.accumulate);
+    for depth in chains(t.k) {
         let mut acc = [[0.0f32; NL]; NR];
-        if t.accumulate {
-            for r in 0..NR {
-                acc[r] = t.c.add(r * t.c_row).cast::<[f32; NL]>().read_unaligned();
-            }
-        }
-        for k in 0..t.k {
-            let a = t.a.add(k * t.a_k).cast::<[f32; NL]>().read_unaligned();
-            for r in 0..NR {
-                let b = *t.b.add(r * t.b_row + k * t.b_k);
-                for l in 0..NL {
-                    acc[r][l] = fma::<PORTABLE_FMA>(a[l], b, acc[r][l]);
+        // SAFETY: the caller vouches for every element reached.
+        unsafe {
+            for k in k..k + depth {
+                let a = t.a.add(k * t.a_k).cast::<[f32; NL]>().read_unaligned();
+                for r in 0..NR {
+                    let b = *t.b.add(r * t.b_row + k * t.b_k);
+                    for l in 0..NL {
+                        acc[r][l] = fma::<PORTABLE_FMA>(a[l], b, acc[r][l]);
+                    }
                 }
             }
+            for r in 0..NR {
+                let c = t.c.add(r * t.c_row).cast::<[f32; NL]>();
+                if add {
+                    let before = c.read_unaligned();
+                    for l in 0..NL {
+                        acc[r][l] += before[l];
+                    }
+                }
+                c.write_unaligned(acc[r]);
+            }
         }
-        for r in 0..NR {
-            t.c.add(r * t.c_row).cast::<[f32; NL]>().write_unaligned(acc[r]);
-        }
+        (k, add) = (k + depth, true);
     }
 }
 
@@ -320,9 +329,9 @@ mod tests {
         c
     }
 
-    /// All kernels compute the plain chain; those with a fused multiply-add agree bit for bit.
+    /// All kernels compute the same chains; those with a fused multiply-add agree bit for bit.
     #[test]
-    fn kernels_are_chains_over_k() {
+    fn kernels_are_sums_of_chains_over_k() {
         let mut kernels = vec![(&PORTABLE, crate::simd::PORTABLE_FMA)];
         #[cfg(target_arch = "x86_64")]
         {
@@ -342,15 +351,22 @@ mod tests {
                 (48, 7, 33, true),
                 (80, 13, 5, false),
                 (64, 6, 0, true),
+                (8, 5, CHAIN, true),
+                (16, 2, CHAIN + 1, false),
+                (64, 6, 3 * CHAIN - 1, true),
             ] {
                 let got = run(kernel, lanes, rows, k, accumulate);
                 for r in 0..rows {
                     for l in 0..lanes {
                         let mut want = if accumulate { (r * lanes + l) as f32 / 7.0 } else { 0.0 };
-                        for i in 0..k {
-                            let a = (((i * lanes + l) * 37 % 101) as f32 - 50.0) / 17.0;
-                            let b = (((r * k + i) * 53 % 97) as f32 - 48.0) / 13.0;
-                            want = if fused { a.mul_add(b, want) } else { a * b + want };
+                        for stretch in (0..k).step_by(CHAIN) {
+                            let mut chain = 0.0f32;
+                            for i in stretch..k.min(stretch + CHAIN) {
+                                let a = (((i * lanes + l) * 37 % 101) as f32 - 50.0) / 17.0;
+                                let b = (((r * k + i) * 53 % 97) as f32 - 48.0) / 13.0;
+                                chain = if fused { a.mul_add(b, chain) } else { a * b + chain };
+                            }
+                            want += chain;
                         }
                         assert_eq!(got[r * lanes + l].to_bits(), want.to_bits(), "row {r} lane {l}");
                     }

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Family, Model, Rng, dims};
 use prl_kernels::{
-    Dims, ExtendItem, Grads, KvCache, Meter, backward, extend, forward, gemm_nn, gemm_nt, gemm_tn_acc, head_backward,
-    head_stats, log_softmax_at,
+    CHAIN, Dims, ExtendItem, Grads, KvCache, Meter, backward, extend, forward, gemm_nn, gemm_nt, gemm_tn_acc,
+    head_backward, head_stats, log_softmax_at,
 };
 use proptest::prelude::*;
 
@@ -45,7 +45,7 @@ proptest! {
         gemm_nt(m, 1, k, &x, &w[column * k..(column + 1) * k], &mut one);
         prop_assert_eq!(bits(&one), bits(&whole.iter().skip(column).step_by(n).copied().collect::<Vec<_>>()));
 
-        // The other two forms are the same chains over transposed operands.
+        // The other two forms are the same sums over transposed operands.
         let wt: Vec<f32> = (0..k * n).map(|i| w[i % n * k + i / n]).collect();
         let xt: Vec<f32> = (0..k * m).map(|i| x[i % m * k + i / m]).collect();
         let mut nn = vec![0.0; m * n];
@@ -54,8 +54,8 @@ proptest! {
         let mut tn = vec![0.0; m * n];
         gemm_tn_acc(m, n, k, &xt, &wt, &mut tn);
         prop_assert_eq!(bits(&whole), bits(&tn));
-        // And a chain may be continued.
-        let cut = rng.below(k + 1);
+        // And k may be split between two stretches.
+        let cut = CHAIN * rng.below(k / CHAIN + 1);
         let mut two = vec![0.0; m * n];
         gemm_tn_acc(m, n, cut, &xt, &wt, &mut two);
         gemm_tn_acc(m, n, k - cut, &xt[cut * m..], &wt[cut * n..], &mut two);

@@ -203,7 +203,7 @@ impl Batcher {
     /// Drops waiting rollouts with a token older than `oldest`.
     pub(crate) fn drop_stale(&mut self, oldest: PolicyVersion) {
         let before = self.pending.len();
-        self.pending.retain(|r| oldest_version(r) >= oldest);
+        self.pending.retain(|r| oldest_version(r).is_none_or(|version| version >= oldest));
         self.stale += before - self.pending.len();
     }
 
@@ -246,7 +246,7 @@ impl Batcher {
         let all: Vec<Facts> = self.handled.values().cloned().collect();
         let facts: Vec<Facts> = effective.iter().map(|r| Facts::from(*r)).collect();
         let mut metrics = batch_metrics(&self.envs, &all, &facts);
-        let lag = |r: &Rollout| (step - 1).saturating_sub(oldest_version(r).0);
+        let lag = |r: &Rollout| oldest_version(r).map_or(0, |version| (step - 1).saturating_sub(version.0));
         let lags: Vec<u64> = effective.iter().map(|r| lag(r)).collect();
         let line = |env: Option<&str>, mut share: EnvShare| {
             let own = |r: &Rollout| env.is_none_or(|env| r.task.env == env);
@@ -313,14 +313,9 @@ impl Batcher {
     }
 }
 
-fn oldest_version(rollout: &Rollout) -> PolicyVersion {
-    rollout
-        .samples
-        .iter()
-        .filter_map(|s| s.versions())
-        .map(|(oldest, _)| oldest)
-        .min()
-        .unwrap_or(rollout.policy_version)
+/// The oldest policy that sampled a part of it; nothing where that was a model outside the run.
+fn oldest_version(rollout: &Rollout) -> Option<PolicyVersion> {
+    rollout.samples.iter().filter_map(|s| s.versions()).map(|(oldest, _)| oldest).min()
 }
 
 fn items(step: Step, rollouts: &[&Rollout]) -> Result<Vec<BatchItem>, Error> {

@@ -40,8 +40,8 @@ mod tasks;
 pub use error::Error;
 pub use eval::pass_at_k;
 pub use ports::{
-    Algorithm, Deps, Env, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer,
-    SampleRequest, Scored, Session, StepInput, TrainDeps, TrainReport, Trainer,
+    Algorithm, Answer, Deps, Env, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Question, Reference,
+    Rendered, Renderer, SampleRequest, Scored, Session, Source, StepInput, TrainDeps, TrainReport, Trainer,
 };
 pub use progress::{EnvShare, Outcome, Progress, StepReport};
 pub use seed::{derive, fnv1a};

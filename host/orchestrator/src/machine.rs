@@ -101,6 +101,8 @@ pub(crate) struct Machine {
     saved: Progress,
     // Evaluation.
     evals: VecDeque<EvalRun>,
+    /// Which training environments are sampled from a model outside the run.
+    frozen: Vec<bool>,
     /// Which evaluation environments score whole groups, and the complete groups that wait for it.
     eval_grouped: Vec<bool>,
     eval_complete: Vec<GroupKey>,
@@ -112,12 +114,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// `sizes` and `eval_counts` are the numbers of tasks of the training and evaluation environments, `eval_grouped`
-    /// says which of the latter score whole groups.
+    /// says which of the latter score whole groups, `frozen` which of the former are not the policy's.
     pub(crate) fn new(
         settings: Settings,
         sizes: &[Option<u64>],
         eval_counts: Vec<u64>,
-        eval_grouped: Vec<bool>,
+        (eval_grouped, frozen): (Vec<bool>, Vec<bool>),
         observer: Arc<dyn Observer>,
     ) -> Self {
         let start = settings.start_step();
@@ -157,6 +159,7 @@ impl Machine {
             totals,
             evals: VecDeque::new(),
             eval_grouped,
+            frozen,
             eval_complete: Vec::new(),
             eval_seq: 0,
             evaluated: None,

@@ -73,6 +73,43 @@ pub trait Policy: Send + Sync {
     fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>>;
 }
 
+/// A turn to ask of a model outside the run.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The conversation so far.
+    pub messages: &'a [Message],
+    /// What the model may call.
+    pub tools: &'a [ToolDef],
+    /// How to draw.
+    pub sampling: &'a Sampling,
+    /// Most tokens of the answer, at least 1.
+    pub max_tokens: usize,
+    /// Seed of this turn.
+    pub seed: u64,
+}
+
+/// What a model outside the run answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// The assistant's message.
+    pub message: Message,
+    /// Whether it was cut off by the token limit.
+    pub cut: bool,
+}
+
+/// A model outside the run that rollouts come from instead of the policy, such as a teacher's.
+pub trait Source: Send + Sync {
+    /// Asks for one turn.
+    fn answer<'a>(&'a self, question: Question<'a>) -> BoxFuture<'a, Result<Answer, String>>;
+}
+
+/// A model whose log-probabilities of the sampled tokens an algorithm wants.
+pub trait Reference: Send + Sync {
+    /// For each sample of a finished rollout the log-probability of each token given those before it, 0 for the first;
+    /// `None` for a sample whose are not wanted.
+    fn logprobs<'a>(&'a self, rollout: &'a Rollout) -> BoxFuture<'a, Result<Vec<Option<Vec<f32>>>, String>>;
+}
+
 /// How a rollout is to be opened.
 #[derive(Clone, Debug)]
 pub struct OpenRequest {
@@ -184,6 +221,19 @@ pub trait Renderer: Send + Sync {
     /// The template cannot render these messages.
     fn bridge(&self, previous: &[TokenId], replies: &[Message], tools: &[ToolDef]) -> Result<Option<Rendered>, String>;
 
+    /// The ids of an assistant's `message` behind the rendering of `messages`: what a model would have sampled, with the
+    /// token that ends the turn, or without it if the message was `cut` off.
+    ///
+    /// # Errors
+    /// The template cannot render the message, or not as an extension of its prompt.
+    fn answer(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        message: &Message,
+        cut: bool,
+    ) -> Result<Vec<TokenId>, String>;
+
     /// The assistant message of a sampled turn, without the stop string that ended it.
     fn parse(&self, sampled: &Sampled) -> Message;
 
@@ -249,6 +299,10 @@ pub struct TrainDeps {
     pub env: Arc<dyn Env>,
     /// Its algorithm.
     pub algorithm: Arc<dyn Algorithm>,
+    /// Where its rollouts come from, if not from the policy.
+    pub source: Option<Arc<dyn Source>>,
+    /// The model whose log-probabilities its algorithm wants: they are in [`Rollout::streams`] when it scores.
+    pub reference: Option<Arc<dyn Reference>>,
 }
 
 /// Everything outside the orchestrator.

@@ -5,12 +5,12 @@
 use crate::clock::Clock;
 use crate::seed::derive;
 use crate::{
-    Env, Finished, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest, Sampling, Session,
-    StepInput,
+    Answer, Env, Finished, OpenRequest, Policy, PolicyError, Purpose, Question, Reference, Rendered, Renderer,
+    SampleRequest, Sampling, Session, Source, StepInput,
 };
 use prl_types::{
     EnvTurn, ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample,
-    Sampled, SamplingHints, Score, Step, Stop, Task, TokenId, ToolDef, Truncation, Turn,
+    Sampled, SamplingHints, Score, Step, Stop, Streams, Task, TokenId, ToolDef, Truncation, Turn,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +31,9 @@ const TIME: &str = "timeout";
 /// What all rollouts of one environment share.
 pub(crate) struct Parts {
     pub policy: Arc<dyn Policy>,
+    /// Answers instead of the policy.
+    pub source: Option<Arc<dyn Source>>,
+    pub reference: Option<Arc<dyn Reference>>,
     pub renderer: Arc<dyn Renderer>,
     pub env: Arc<dyn Env>,
     pub sampling: Sampling,
@@ -83,11 +86,33 @@ pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
     let result = drive(&parts, &plan, &mut record, clock).await;
     let Record { mut rollout, opening, metrics } = record;
     rollout.score.take_counted(metrics);
+    let result = match result {
+        Ok(()) => refer(&parts, &mut rollout).await,
+        Err(error) => Err(error),
+    };
     if let Err(error) = result {
         rollout.fail(error);
     }
     rollout.timing.total = clock.seconds();
     Finished { rollout, opening, request: plan.request() }
+}
+
+/// Has the reference score a rollout, if there is one.
+async fn refer(parts: &Parts, rollout: &mut Rollout) -> Result<(), RolloutError> {
+    let Some(reference) = &parts.reference else { return Ok(()) };
+    let error = |message| RolloutError { kind: ErrorKind::ProviderError, message };
+    let scored =
+        reference.logprobs(rollout).await.map_err(|e| error(format!("no reference log-probabilities: {e}")))?;
+    if scored.len() != rollout.samples.len() {
+        let (got, want) = (scored.len(), rollout.samples.len());
+        return Err(error(format!("the reference scored {got} samples of {want}")));
+    }
+    for (sample, logprobs) in rollout.samples.iter().zip(scored) {
+        let streams = Streams { ref_logprobs: logprobs, ..Streams::default() };
+        streams.validate(sample.len()).map_err(|e| error(format!("the reference's answer: {e}")))?;
+        rollout.streams.push(streams);
+    }
+    Ok(())
 }
 
 /// Σ components plus per-turn rewards.
@@ -241,13 +266,14 @@ async fn converse(
         let limits = [parts.sampling.max_completion_tokens, hints.max_tokens.map(|tokens| tokens as usize)];
         let max_tokens = limits.into_iter().flatten().fold(room, usize::min);
         let stop = std::mem::take(&mut hints).stop;
-        let drawn = sample(parts, plan, record, (turn, max_turns), &branch.ids, max_tokens, stop);
+        let talk = (messages.as_slice(), tools.as_slice());
+        let drawn = sample(parts, plan, record, (turn, max_turns), &branch.ids, talk, max_tokens, stop);
         let drawn = match until {
             Some(until) => timeout_at(until, drawn).await.ok(),
             None => Some(drawn.await),
         };
-        let sampled = match drawn {
-            Some(Ok(sampled)) => sampled,
+        let (sampled, message) = match drawn {
+            Some(Ok(said)) => said,
             Some(Err(PolicyError::Overlong { .. })) if turn > 0 => {
                 record.truncate(CONTEXT);
                 break;
@@ -260,7 +286,6 @@ async fn converse(
         };
         check_sampled(&sampled, max_tokens)?;
         branch.push(&sampled, temperature, &mut record.rollout.samples);
-        let message = parts.renderer.parse(&sampled);
         messages.push(message.clone());
         let tokens = sampled.ids().len();
         record.rollout.turns.push(Turn { message: message.clone(), tokens, reward: None, replies: Vec::new() });
@@ -298,24 +323,35 @@ async fn converse(
     Ok(None)
 }
 
+/// One turn, as ids and as a message.
 async fn sample(
     parts: &Parts,
     plan: &Plan,
     record: &mut Record,
     (turn, max_turns): (u32, u32),
     ids: &[TokenId],
+    (messages, tools): (&[Message], &[ToolDef]),
     max_tokens: usize,
     stop: Vec<String>,
-) -> Result<Sampled, PolicyError> {
+) -> Result<(Sampled, Message), PolicyError> {
     if max_tokens == 0 {
         return Err(PolicyError::Overlong { prompt: ids.len(), limit: parts.seq_len });
     }
+    let sampling = Sampling { stop: [parts.sampling.stop.clone(), stop].concat(), ..parts.sampling.clone() };
+    let seed = derive(plan.seed, "turn", u64::from(turn), 0);
+    if let Some(source) = &parts.source {
+        let clock = Clock::start();
+        let question = Question { messages, tools, sampling: &sampling, max_tokens, seed };
+        let answer = source.answer(question).await;
+        record.rollout.timing.model += clock.seconds();
+        return answered(parts, question, answer.map_err(PolicyError::Engine)?);
+    }
     let request = SampleRequest {
         prompt: ids.into(),
-        sampling: Sampling { stop: [parts.sampling.stop.clone(), stop].concat(), ..parts.sampling.clone() },
+        sampling,
         max_tokens,
         stop_token_ids: parts.renderer.stop_token_ids(),
-        seed: derive(plan.seed, "turn", u64::from(turn), 0),
+        seed,
         shared_prompt: plan.group_size > 1 && turn == 0,
         goes_on: parts.env.multi_turn() && turn + 1 < max_turns,
         eval: plan.purpose == Purpose::Eval,
@@ -323,7 +359,24 @@ async fn sample(
     let clock = Clock::start();
     let sampled = parts.policy.sample(request).await;
     record.rollout.timing.model += clock.seconds();
-    sampled
+    let sampled = sampled?;
+    let message = parts.renderer.parse(&sampled);
+    Ok((sampled, message))
+}
+
+/// The answer of a model outside the run as ids, at most as many as were asked for.
+fn answered(parts: &Parts, question: Question<'_>, answer: Answer) -> Result<(Sampled, Message), PolicyError> {
+    let Answer { message, cut } = answer;
+    let ids = parts.renderer.answer(question.messages, question.tools, &message, cut);
+    let mut ids = ids.map_err(|e| PolicyError::Engine(format!("the answer cannot be rendered: {e}")))?;
+    // Another tokenizer counts differently.
+    let longer = ids.len() > question.max_tokens;
+    ids.truncate(question.max_tokens);
+    let finish = match ids.last() {
+        Some(last) if !cut && !longer => FinishReason::StopToken(*last),
+        _ => FinishReason::Length,
+    };
+    Ok((Sampled::from_text(ids, finish), message))
 }
 
 fn check_sampled(sampled: &Sampled, max_tokens: usize) -> Result<(), RolloutError> {

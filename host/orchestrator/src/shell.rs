@@ -4,7 +4,7 @@
 use crate::clock::Clock;
 use crate::machine::{Action, Event, GroupKey, Machine};
 use crate::rollout::{self, Parts};
-use crate::{Deps, Env, Error, Outcome, Purpose, Settings, scoring};
+use crate::{Deps, Env, Error, Outcome, Purpose, Settings, TrainDeps, scoring};
 use prl_types::Step;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,13 +49,10 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         }
     }
     let grouped = deps.eval.iter().map(|env| env.group_scoring()).collect();
+    let frozen = deps.train.iter().map(|parts| parts.source.is_some()).collect();
     let shell = Shell {
-        train: parts(&settings, &deps, deps.train.iter().map(|d| &d.env), |s| {
-            s.train.iter().map(|e| (e.sampling.clone(), e.max_turns, e.timeout)).collect()
-        }),
-        eval: parts(&settings, &deps, deps.eval.iter(), |s| {
-            s.eval.iter().map(|e| (e.sampling.clone(), e.max_turns, e.timeout)).collect()
-        }),
+        train: train_parts(&settings, &deps),
+        eval: eval_parts(&settings, &deps),
         splits: Splits {
             train: settings.train.iter().map(|e| e.split.clone()).collect(),
             eval: settings.eval.iter().map(|e| e.split.clone()).collect(),
@@ -64,7 +61,7 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         rollouts: HashMap::new(),
         clock: Clock::start(),
         stop_grace: settings.stop_grace,
-        machine: Machine::new(settings, &sizes, counts, grouped, deps.observer.clone()),
+        machine: Machine::new(settings, &sizes, counts, (grouped, frozen), deps.observer.clone()),
         deps,
     };
     shell.run().await
@@ -98,24 +95,38 @@ fn eval_counts(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<u64>, E
     settings.eval.iter().zip(envs).map(count).collect()
 }
 
-fn parts<'a>(
-    settings: &Settings,
-    deps: &Deps,
-    envs: impl Iterator<Item = &'a Arc<dyn Env>>,
-    of: impl Fn(&Settings) -> Vec<(crate::Sampling, Option<u32>, Option<Duration>)>,
-) -> Vec<Arc<Parts>> {
-    let part = |(env, (sampling, max_turns, timeout)): (&Arc<dyn Env>, _)| {
+fn train_parts(settings: &Settings, deps: &Deps) -> Vec<Arc<Parts>> {
+    let part = |(one, settled): (&TrainDeps, &crate::TrainEnv)| {
         Arc::new(Parts {
             policy: deps.policy.clone(),
+            source: one.source.clone(),
+            reference: one.reference.clone(),
             renderer: deps.renderer.clone(),
-            env: env.clone(),
-            sampling,
-            max_turns,
-            timeout,
+            env: one.env.clone(),
+            sampling: settled.sampling.clone(),
+            max_turns: settled.max_turns,
+            timeout: settled.timeout,
             seq_len: settings.seq_len,
         })
     };
-    envs.zip(of(settings)).map(part).collect()
+    deps.train.iter().zip(&settings.train).map(part).collect()
+}
+
+fn eval_parts(settings: &Settings, deps: &Deps) -> Vec<Arc<Parts>> {
+    let part = |(env, settled): (&Arc<dyn Env>, &crate::EvalEnv)| {
+        Arc::new(Parts {
+            policy: deps.policy.clone(),
+            source: None,
+            reference: None,
+            renderer: deps.renderer.clone(),
+            env: env.clone(),
+            sampling: settled.sampling.clone(),
+            max_turns: settled.max_turns,
+            timeout: settled.timeout,
+            seq_len: settings.seq_len,
+        })
+    };
+    deps.eval.iter().zip(&settings.eval).map(part).collect()
 }
 
 struct Splits {
@@ -233,7 +244,7 @@ impl Shell {
                     });
                 }
                 Action::Score { group, env, members } => {
-                    let crate::TrainDeps { env, algorithm } = self.deps.train[env].clone();
+                    let TrainDeps { env, algorithm, .. } = self.deps.train[env].clone();
                     self.tasks.spawn(async move {
                         Event::Scored { group, verdicts: scoring::score(env, algorithm, members).await }
                     });

@@ -228,6 +228,50 @@ impl Renderer {
         Some(Rendered { ids: ids[skip..].to_vec(), spans })
     }
 
+    /// The ids of an assistant's `answer` to `messages`: what follows their rendering with the generation prompt, up to the
+    /// stop token that ends the turn. An answer that was `cut` off has no stop token.
+    ///
+    /// # Errors
+    /// The template refuses the conversation, or the tokenizer its text; a template that renders the prompt differently once
+    /// it is answered, or that ends a turn without a stop token.
+    pub fn answer_ids(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        answer: &Message,
+        cut: bool,
+    ) -> Result<Vec<TokenId>, RenderError> {
+        let template = self.template_for(tools);
+        let n = messages.len();
+        let before = template.render(messages, tools, true)?;
+        let text = template.render(&[messages, std::slice::from_ref(answer)].concat(), tools, false)?;
+        let Some(said) = text.strip_prefix(&before) else {
+            let what = "the prompt before it is rendered differently once it is answered";
+            return Err(self.not_prefix_stable(template, n, answer.role, what));
+        };
+        let mut ids = self.tokenizer.encode(said)?;
+        let Some(end) = ids.iter().rposition(|id| self.stops.contains(id)) else {
+            return Err(self.no_stop_token(template, n));
+        };
+        ids.truncate(if cut { end } else { end + 1 });
+        Ok(ids)
+    }
+
+    fn not_prefix_stable(
+        &self,
+        template: &ChatTemplate,
+        message: usize,
+        role: Role,
+        what: &'static str,
+    ) -> RenderError {
+        RenderError::NotPrefixStable { origin: template.origin().to_string(), message, role: role.as_str(), what }
+    }
+
+    fn no_stop_token(&self, template: &ChatTemplate, message: usize) -> RenderError {
+        let stops = self.stops.iter().filter_map(|id| self.tokenizer.id_to_token(*id)).collect();
+        RenderError::NoStopToken { origin: template.origin().to_string(), message, stops }
+    }
+
     /// An SFT sample: the whole conversation, and which tokens are targets.
     ///
     /// # Errors
@@ -336,12 +380,7 @@ impl Renderer {
         offsets: &[std::ops::Range<usize>],
     ) -> Result<(usize, usize), RenderError> {
         let template = self.template_for(tools);
-        let unstable = |what| RenderError::NotPrefixStable {
-            origin: template.origin().to_string(),
-            message: n,
-            role: messages[n].role.as_str(),
-            what,
-        };
+        let unstable = |what| self.not_prefix_stable(template, n, messages[n].role, what);
         let before = template.render(&messages[..n], tools, true)?;
         if !text.starts_with(&before) {
             return Err(unstable("the prompt before it is rendered differently in the whole conversation"));
@@ -361,11 +400,7 @@ impl Renderer {
         let stop = stop.or_else(|| ids.get(end).is_some_and(|id| self.stops.contains(id)).then_some(end));
         match stop {
             Some(at) => Ok((start, at + 1)),
-            None => Err(RenderError::NoStopToken {
-                origin: template.origin().to_string(),
-                message: n,
-                stops: self.stops.iter().filter_map(|id| self.tokenizer.id_to_token(*id)).collect(),
-            }),
+            None => Err(self.no_stop_token(template, n)),
         }
     }
 

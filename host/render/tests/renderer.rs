@@ -135,6 +135,17 @@ fn the_default_mask_is_what_the_model_samples() {
         ["<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>", "it is 42<|im_end|>"]
     );
     assert_eq!(s.ids.len(), s.mask.len());
+    // An answer by itself has the same ids, up to where it was cut.
+    for n in [1, 3] {
+        let before = CHATML.render_ids(&chat[..n], &[tool()], true).unwrap().ids;
+        let ids = CHATML.answer_ids(&chat[..n], &[tool()], &chat[n], false).unwrap();
+        assert_eq!(s.ids[before.len()..][..ids.len()], ids[..]);
+        assert!(
+            s.mask[before.len()..][..ids.len()].iter().all(|m| *m)
+                && CHATML.stop_token_ids().contains(&ids[ids.len() - 1])
+        );
+        assert_eq!(CHATML.answer_ids(&chat[..n], &[tool()], &chat[n], true).unwrap(), ids[..ids.len() - 1]);
+    }
     let all = LossMask { user: true, tool: true, system: false, assistant: false };
     let s = CHATML.training_sample(&chat, &[tool()], all).unwrap();
     assert_eq!(trained(&CHATML, &s.ids, &s.mask), ["q", "42"]);
@@ -171,6 +182,8 @@ fn a_template_without_stop_token_is_refused() {
     let options = RendererOptions { chat_template: Some(template.into()), ..Default::default() };
     let r = Renderer::load(dir.path(), options).unwrap();
     let err = r.training_sample(&[user("q"), assistant("a")], &[], LossMask::default()).unwrap_err();
+    assert!(matches!(err, RenderError::NoStopToken { message: 1, .. }), "{err}");
+    let err = r.answer_ids(&[user("q")], &[], &assistant("a"), true).unwrap_err();
     assert!(matches!(err, RenderError::NoStopToken { message: 1, .. }), "{err}");
     assert!(r.bridge_to_next_turn(&[1], &[user("x")]).is_none());
 }

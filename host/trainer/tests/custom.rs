@@ -75,7 +75,7 @@ fn batch(step: u64, streams: impl Fn(u32, usize) -> Streams) -> Batch {
 }
 
 fn advantages(i: u32, len: usize) -> Streams {
-    Streams { advantages: Some(vec![if i % 3 == 0 { 1.0 } else { -0.5 }; len]), ..Streams::default() }
+    Streams { advantages: Some(vec![if i.is_multiple_of(3) { 1.0 } else { -0.5 }; len]), ..Streams::default() }
 }
 
 fn built_in(loss: DefaultLoss, batch: &Batch) -> (StepOutcome, Vec<u32>) {

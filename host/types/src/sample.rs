@@ -1,7 +1,9 @@
 //! The token border: what the engine sampled and what the trainer learns from.
 //!
-//! Token ids of sampled text are never rebuilt from text: [`Sampled`] is made by the engine, and a [`Sample`] is built
-//! from prompt ids, environment ids and `Sampled` values only.
+//! Token ids of what the policy sampled are never rebuilt from text: [`Sampled`] is made by the engine, and a [`Sample`] is
+//! built from prompt ids, environment ids and `Sampled` values only. What a model outside the run answered comes as text;
+//! its ids are the renderer's, and it has no log-probabilities. Numbers that somebody wrote down to try an algorithm out
+//! are no text, and have a door of their own, [`Sample::made_up`].
 
 use crate::{PolicyVersion, Role, TokenId};
 use serde::{Deserialize, Serialize};
@@ -25,7 +27,7 @@ pub enum FinishReason {
 pub struct Sampled {
     ids: Vec<TokenId>,
     logprobs: Vec<f32>,
-    versions: (PolicyVersion, PolicyVersion),
+    versions: Option<(PolicyVersion, PolicyVersion)>,
     finish: FinishReason,
 }
 
@@ -44,7 +46,13 @@ impl Sampled {
     ) -> Result<Self, SampleError> {
         check_len("logprobs", logprobs.len(), ids.len())?;
         check_finite("logprobs", &logprobs)?;
-        Ok(Sampled { ids, logprobs, versions, finish })
+        Ok(Sampled { ids, logprobs, versions: Some(versions), finish })
+    }
+
+    /// The answer of a model outside the run, in the ids that the renderer gives its text. Its log-probabilities are not
+    /// known and stand as 0.
+    pub fn from_text(ids: Vec<TokenId>, finish: FinishReason) -> Self {
+        Sampled { logprobs: vec![0.0; ids.len()], ids, versions: None, finish }
     }
 
     /// The sampled ids, a final stop token included.
@@ -57,8 +65,8 @@ impl Sampled {
         &self.logprobs
     }
 
-    /// Oldest and newest policy version that drew one of the ids.
-    pub fn versions(&self) -> (PolicyVersion, PolicyVersion) {
+    /// Oldest and newest policy version that drew one of the ids; nothing when it was not the policy.
+    pub fn versions(&self) -> Option<(PolicyVersion, PolicyVersion)> {
         self.versions
     }
 
@@ -105,6 +113,28 @@ impl Sample {
         }
     }
 
+    /// A sample out of numbers that somebody wrote down, to try an algorithm or a loss out: no text that a model is trained
+    /// on. `logprobs` count where the mask is true; `versions` are the oldest and newest policy version that drew a token.
+    ///
+    /// # Errors
+    /// [`SampleError::Length`] when a list has not one entry for each of `token_ids`, [`SampleError::NotFinite`] for a NaN
+    /// or infinite logprob.
+    pub fn made_up(
+        token_ids: Vec<TokenId>,
+        mask: Vec<bool>,
+        mut logprobs: Vec<f32>,
+        temperature: f32,
+        spans: Vec<RoleSpan>,
+        versions: (PolicyVersion, PolicyVersion),
+    ) -> Result<Self, SampleError> {
+        check_len("mask", mask.len(), token_ids.len())?;
+        check_len("logprobs", logprobs.len(), token_ids.len())?;
+        check_finite("logprobs", &logprobs)?;
+        logprobs.iter_mut().zip(&mask).filter(|(_, sampled)| !**sampled).for_each(|(logprob, _)| *logprob = 0.0);
+        let versions = mask.iter().any(|sampled| *sampled).then_some(versions);
+        Ok(Sample { token_ids, mask, logprobs, temperature, spans, versions })
+    }
+
     /// Appends a sampled turn; its tokens are the ones trained.
     pub fn push_sampled(&mut self, turn: &Sampled) {
         self.spans.push(RoleSpan {
@@ -116,8 +146,9 @@ impl Sample {
         self.token_ids.extend_from_slice(&turn.ids);
         self.mask.resize(self.token_ids.len(), true);
         self.logprobs.extend_from_slice(&turn.logprobs);
-        let (lo, hi) = turn.versions;
-        self.versions = Some(self.versions.map_or((lo, hi), |(a, b)| (a.min(lo), b.max(hi))));
+        if let Some((lo, hi)) = turn.versions {
+            self.versions = Some(self.versions.map_or((lo, hi), |(a, b)| (a.min(lo), b.max(hi))));
+        }
     }
 
     /// Appends tokens the model did not sample (environment messages and template scaffold). `spans` count from the
@@ -176,7 +207,7 @@ impl Sample {
         &self.spans
     }
 
-    /// Oldest and newest policy version among the sampled tokens.
+    /// Oldest and newest policy version among the sampled tokens; nothing where no policy of the run sampled any.
     pub fn versions(&self) -> Option<(PolicyVersion, PolicyVersion)> {
         self.versions
     }
@@ -309,6 +340,19 @@ mod tests {
         s.truncate(3);
         assert_eq!((s.len(), s.logprobs().len(), s.spans().len()), (3, 3, 1));
         assert_eq!(s.spans()[0].len, 1);
+    }
+
+    #[test]
+    fn made_up_samples_keep_the_rules() {
+        let v = (PolicyVersion(1), PolicyVersion(2));
+        let s = Sample::made_up(vec![1, 2], vec![false, true], vec![-9.0, -0.5], 1.0, vec![], v).unwrap();
+        assert_eq!((s.logprobs(), s.versions(), s.output_tokens()), (&[0.0, -0.5][..], Some(v), 1));
+        let none = Sample::made_up(vec![1], vec![false], vec![0.0], 1.0, vec![], v).unwrap();
+        assert_eq!(none.versions(), None);
+        let error = Sample::made_up(vec![1], vec![true], vec![], 1.0, vec![], v).unwrap_err();
+        assert_eq!(error.to_string(), "`logprobs` has 0 entries for 1 tokens");
+        let error = Sample::made_up(vec![1], vec![true], vec![f32::NAN], 1.0, vec![], v).unwrap_err();
+        assert!(matches!(error, SampleError::NotFinite { index: 0, .. }));
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //! included. One thing differs: the paper averages over responses, this sums over tokens and divides by the step's tokens,
 //! as the host's own losses do, so that a response weighs as much as it has tokens. All in f64, rounded to f32 at the end.
 
+use prl_sdk::stats::{centred, mean};
 use prl_sdk::{Algorithm, Batch, Credit, Error, Group, Hook, Host, Loss};
 use serde::Deserialize;
 
@@ -65,12 +66,8 @@ impl Algorithm for Gspo {
     }
 
     fn score_group(&mut self, group: &Group, credit: &mut Credit) -> Result<(), Error> {
-        // On differences to the first reward: exactly 0 for equal ones.
-        let first = group.rewards()[0];
-        let n = group.len() as f64;
-        let mean = group.rewards().iter().map(|r| r - first).sum::<f64>() / n;
-        let centred: Vec<f64> = group.rewards().iter().map(|r| r - first - mean).collect();
-        let std = (centred.iter().map(|c| c * c).sum::<f64>() / n).sqrt();
+        let centred = centred(group.rewards());
+        let std = mean(&centred.iter().map(|c| c * c).collect::<Vec<_>>()).sqrt();
         for (i, c) in centred.iter().enumerate() {
             credit.assign(i, if std > 0.0 { c / std } else { 0.0 })?;
         }

@@ -257,7 +257,7 @@ typedef struct prl_plugin {
   /* Says what the plug-in is; called first and without an instance. */
   int32_t (*describe)(prl_description *out);
   /* Makes an instance from a JSON object: the keys of [orchestrator.algo] other than those the host reads (`type`,
-   * `teacher`, `source`), or, for an instance whose loss is called, those of [trainer.loss] other than `type` and `name`.
+   * `teacher`, `sampling`), or, for an instance whose loss is called, those of [trainer.loss] other than `type` and `name`.
    * Unknown keys and bad values are errors. *instance may be NULL for a plug-in without state. */
   int32_t (*create)(const prl_host *host, prl_str config, void **instance);
   /* Ends an instance. */

@@ -29,13 +29,15 @@
 //! ```
 //!
 //! Owns the safe face of the ABI: typed views of groups and batches, a checked writer of streams, panics turned into
-//! errors, and a test harness ([`testing`]). Must not know the host beyond `prl-abi`, nor any particular algorithm.
+//! errors, statistics of rewards ([`stats`]), and a test harness ([`testing`]). Must not know the host beyond `prl-abi`, nor
+//! any particular algorithm.
 
 mod batch;
 mod columns;
 pub mod export;
 mod group;
 mod host;
+pub mod stats;
 pub mod testing;
 
 pub use batch::{Batch, BatchSample, Loss};
@@ -189,7 +191,7 @@ pub trait Algorithm: Sized + Send {
     /// [`Algorithm::Config`].
     const CONFIG_SCHEMA: &'static str = r#"{"type":"object","additionalProperties":false}"#;
 
-    /// The keys of `[orchestrator.algo]` other than those the host reads (`type`, `teacher`, `source`), or for an instance
+    /// The keys of `[orchestrator.algo]` other than those the host reads (`type`, `teacher`, `sampling`), or for an instance
     /// that is a loss those of `[trainer.loss]` other than `type` and `name`. Use `#[serde(deny_unknown_fields)]`, so that
     /// a misspelt key is an error.
     type Config: DeserializeOwned;

@@ -1,9 +1,10 @@
 //! `prl env build`: a folder becomes a component. Owns which toolchain is taken and what is said when one is missing; the
 //! compilers are cargo's and `prl_env.build`'s business.
 
-use super::{Build, open, sdk};
+use super::{Build, open};
 use crate::failure::{Failure, input, run as running};
 use crate::logging;
+use crate::sdk;
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

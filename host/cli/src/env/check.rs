@@ -10,15 +10,12 @@ use super::open::{Opened, Purpose};
 use super::record::Environment;
 use super::{Check, open};
 use crate::failure::Failure;
-use crate::logging;
+use crate::report::{Found, Report};
 use prl_environment::{Grant, Isolation, Pool};
 use prl_types::{GroupId, RolloutId, Score, Summary, Task};
 use script::Script;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// A detail for the reader, or what is wrong.
-type Found = Result<String, String>;
 
 /// Rollouts of a group that is scored as a whole.
 const GROUP: u32 = 3;
@@ -80,7 +77,7 @@ pub fn run(asked: &Check) -> Result<u8, Failure> {
             "description",
             Ok(format!("{} {}: {splits} splits, {lines} reward components", about.name, about.version)),
         )?;
-        Report::notes(&opened)?;
+        notes(&opened)?;
         report.add("arguments", arguments::check(&opened).await)?;
         let fresh = opened.start(Isolation::Rollout, usize::MAX).await?;
         let again = opened.start(Isolation::Rollout, usize::MAX).await?;
@@ -110,52 +107,21 @@ pub fn run(asked: &Check) -> Result<u8, Failure> {
     })
 }
 
-#[derive(Default)]
-struct Report {
-    failed: usize,
-}
-
-impl Report {
-    fn add(&mut self, name: &str, found: Found) -> Result<(), Failure> {
-        let (mark, text) = match &found {
-            Ok(detail) => ("ok", detail),
-            Err(reason) => ("FAIL", reason),
-        };
-        self.failed += usize::from(found.is_err());
-        logging::print(&format!("{mark:<5} {name:<12} {text}")).map(|_| ())
+/// What was stood in for.
+fn notes(opened: &Opened) -> Result<(), Failure> {
+    if let Some(url) = opened.file.unsandboxed() {
+        let text = format!("it runs outside the sandbox at {url}: nothing there is held to limits or repeats for sure");
+        return Report::note("sandbox", &text);
     }
-
-    /// What was stood in for.
-    fn notes(opened: &Opened) -> Result<(), Failure> {
-        if let Some(url) = opened.file.unsandboxed() {
-            let text =
-                format!("it runs outside the sandbox at {url}: nothing there is held to limits or repeats for sure");
-            return Self::note("sandbox", &text);
-        }
-        for role in &opened.stood_in {
-            let text =
-                format!("the model `{role}` is stood in for: it answers \"1\"; name one with --llm {role}=MODEL@URL");
-            Self::note("services", &text)?;
-        }
-        if opened.file.grants().contains(&Grant::Http) {
-            Self::note("services", "it may reach the addresses of --http-allow, and no others")?;
-        }
-        Ok(())
+    for role in &opened.stood_in {
+        let text =
+            format!("the model `{role}` is stood in for: it answers \"1\"; name one with --llm {role}=MODEL@URL");
+        Report::note("services", &text)?;
     }
-
-    fn note(name: &str, text: &str) -> Result<(), Failure> {
-        logging::print(&format!("{:<5} {name:<12} {text}", "note")).map(|_| ())
+    if opened.file.grants().contains(&Grant::Http) {
+        Report::note("services", "it may reach the addresses of --http-allow, and no others")?;
     }
-
-    fn end(&self, name: &str) -> Result<u8, Failure> {
-        match self.failed {
-            0 => logging::print(&format!("`{name}` keeps the contract")),
-            failed => {
-                logging::print(&format!("`{name}` does not keep the contract: {failed} of the checks failed"))?;
-                Ok(1)
-            }
-        }
-    }
+    Ok(())
 }
 
 impl Bench {

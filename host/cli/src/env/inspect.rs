@@ -4,11 +4,11 @@ use super::open::{Opened, Purpose};
 use super::{Inspect, open};
 use crate::failure::Failure;
 use crate::logging;
+use crate::options;
 use crate::table::{short, table};
 use prl_environment::{EnvInfo, Grant, Isolation};
 use prl_types::ToolDef;
 use serde::Serialize;
-use serde_json::Value;
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -136,7 +136,7 @@ fn render(report: &Report) -> String {
         }
         section("Imports", &["INTERFACE", ""], rows);
     }
-    section("Arguments", &["NAME", "TYPE", "DEFAULT", "ALLOWED", "MEANING"], arguments(&info.args_schema));
+    section("Arguments", options::HEADING, options::rows(&info.args_schema));
     let lines =
         info.components.iter().map(|line| vec![line.name.clone(), line.weight.to_string(), line.description.clone()]);
     section("Reward", &["COMPONENT", "WEIGHT", "MEANING"], lines.collect());
@@ -162,73 +162,4 @@ fn features(info: &EnvInfo) -> String {
 fn parameters(tool: &ToolDef) -> String {
     let properties = tool.parameters["properties"].as_object();
     properties.map(|map| map.keys().cloned().collect::<Vec<_>>().join(", ")).unwrap_or_default()
-}
-
-/// One row an argument.
-fn arguments(schema: &Value) -> Vec<Vec<String>> {
-    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let properties = schema["properties"].as_object().into_iter().flatten();
-    let row = |(name, schema): (&String, &Value)| {
-        let default = match schema.get("default") {
-            Some(value) => short(&value.to_string(), 40),
-            None if required.contains(&name.as_str()) => "(required)".into(),
-            None => "-".into(),
-        };
-        let meaning = schema["description"].as_str().unwrap_or_default();
-        vec![name.clone(), kind(schema), default, allowed(schema), short(meaning, 100)]
-    };
-    properties.map(row).collect()
-}
-
-fn kind(schema: &Value) -> String {
-    match &schema["type"] {
-        Value::String(kind) => kind.clone(),
-        Value::Array(kinds) => joined(kinds.iter().filter_map(Value::as_str).map(str::to_owned)),
-        _ => match (schema["anyOf"].as_array(), schema["enum"].as_array()) {
-            (Some(variants), _) => joined(variants.iter().map(kind)),
-            (None, Some(values)) => joined(values.iter().map(|value| type_of(value).to_owned())),
-            (None, None) => "any".into(),
-        },
-    }
-}
-
-/// Every kind once.
-fn joined(kinds: impl Iterator<Item = String>) -> String {
-    let mut each: Vec<String> = Vec::new();
-    for kind in kinds {
-        if !each.contains(&kind) {
-            each.push(kind);
-        }
-    }
-    each.join(" or ")
-}
-
-fn type_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }
-}
-
-fn allowed(schema: &Value) -> String {
-    if let Some(words) = schema["enum"].as_array() {
-        return short(&words.iter().map(Value::to_string).collect::<Vec<_>>().join(", "), 60);
-    }
-    let bound = |word: &str, form: &str| schema.get(word).map(|bound| format!("{form} {bound}"));
-    let bounds = [
-        bound("minimum", ">="),
-        bound("exclusiveMinimum", ">"),
-        bound("maximum", "<="),
-        bound("exclusiveMaximum", "<"),
-        bound("minLength", "length >="),
-        bound("maxLength", "length <="),
-        bound("minItems", "items >="),
-        bound("maxItems", "items <="),
-    ];
-    bounds.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

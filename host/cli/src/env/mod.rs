@@ -13,7 +13,6 @@ pub mod open;
 mod play;
 pub mod record;
 pub mod registry;
-mod sdk;
 mod serve;
 
 use crate::failure::Failure;

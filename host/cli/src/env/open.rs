@@ -4,7 +4,8 @@
 use crate::environments::{sandbox, seconds, server};
 use crate::failure::{Failure, input, run as running};
 use crate::remote::Client;
-use crate::remote::chat::{ChatModel, ChatModels, Roles};
+use crate::remote::chat::{ChatModels, Roles};
+use crate::remote::model::RemoteModel;
 use clap::Args;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -377,7 +378,7 @@ fn models(words: &[String]) -> Result<Roles, Failure> {
                 "`--llm {word}` is not of the form ROLE=MODEL@URL, such as {form}"
             )));
         };
-        let model = ChatModel {
+        let model = RemoteModel {
             base_url: base_url("--llm", url)?,
             model: model.into(),
             api_key: std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),

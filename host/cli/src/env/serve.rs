@@ -1,8 +1,9 @@
 //! `prl env serve-python`: serves a Python environment over HTTP, outside the sandbox. Owns how Python is started; the server
 //! is `prl_env.serve`, which this process becomes.
 
-use super::{ServePython, build, sdk};
+use super::{ServePython, build};
 use crate::failure::Failure;
+use crate::sdk;
 use std::os::unix::process::CommandExt;
 
 /// Runs the command; it only comes back where Python cannot be started.

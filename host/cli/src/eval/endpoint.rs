@@ -8,7 +8,7 @@ use crate::env::record::Environment;
 use crate::environments::seconds;
 use crate::failure::Failure;
 use crate::remote::Client;
-use crate::remote::chat::ChatModel;
+use crate::remote::model::RemoteModel;
 use crate::signals;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 pub async fn run(asked: &Eval, tasks: &Tasks, url: &str) -> Result<Outcome, Failure> {
     let server = Arc::new(Server {
         client: Client::new(),
-        model: ChatModel {
+        model: RemoteModel {
             base_url: url.into(),
             model: asked.model.clone(),
             api_key: std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),
@@ -100,7 +100,7 @@ async fn score_groups(tasks: &Tasks, environment: &Environment, played: &mut [Pl
 
 struct Server {
     client: Client,
-    model: ChatModel,
+    model: RemoteModel,
     max_tokens: Option<u32>,
     temperature: Option<f64>,
     /// Whether it ever answered.

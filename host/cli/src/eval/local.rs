@@ -51,7 +51,7 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
         renderer: Arc::new(ModelRenderer::new(renderer)),
         trainer: Arc::new(NoTraining),
         observer: seen.clone(),
-        train: vec![TrainDeps { env: env.clone(), algorithm: Arc::new(NoTraining) }],
+        train: vec![TrainDeps { env: env.clone(), algorithm: Arc::new(NoTraining), source: None, reference: None }],
         eval: vec![env],
         stop: stop.receiver.clone(),
     };

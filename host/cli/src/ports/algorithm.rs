@@ -2,7 +2,8 @@
 
 use prl_algorithm::Hook;
 use prl_orchestrator::{Algorithm, Scored};
-use prl_types::{Metric, Rollout};
+use prl_types::{Message, Metric, Rollout};
+use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 
 /// One instance of a plug-in. Calls are serialised.
@@ -12,6 +13,18 @@ impl PluginAlgorithm {
     /// Wraps an instance.
     pub fn new(algorithm: prl_algorithm::Algorithm) -> Self {
         PluginAlgorithm(Mutex::new(algorithm))
+    }
+}
+
+impl PluginAlgorithm {
+    /// What stands before each sample when the live policy is to score it; nothing for a sample that it is not to score.
+    pub fn reference(&self, rollout: &Rollout) -> Result<Vec<Option<Vec<Message>>>, String> {
+        let mut algorithm = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let prefixes = algorithm.reference(rollout).map_err(|e| e.to_string())?;
+        let read = |prefix: Option<Value>| prefix.map(serde_json::from_value).transpose();
+        let name = algorithm.name();
+        let bad = |e| format!("algorithm {name}: the messages before a sample: {e}");
+        prefixes.into_iter().map(read).collect::<Result<_, _>>().map_err(bad)
     }
 }
 

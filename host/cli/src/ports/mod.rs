@@ -2,7 +2,9 @@
 
 pub mod algorithm;
 pub mod env;
+pub mod loss;
 pub mod observer;
+pub mod outside;
 pub mod policy;
 pub mod renderer;
 pub mod tape;

@@ -1,11 +1,13 @@
 //! The in-process engine as the orchestrator's policy. Owns the snapshots that are trained but not yet visible.
 
+use crate::ports::algorithm::PluginAlgorithm;
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, try_join_all};
 use prl_inference::{Class, Decode, Handle, InferenceError, Request, SamplingParams};
 use prl_model::Snapshot;
-use prl_orchestrator::{Policy, PolicyError, SampleRequest};
-use prl_types::{PolicyVersion, Sampled};
+use prl_orchestrator::{Policy, PolicyError, Reference, SampleRequest};
+use prl_render::Renderer;
+use prl_types::{Message, PolicyVersion, Rollout, Sampled, TokenId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -67,6 +69,40 @@ impl Policy for EnginePolicy {
             None => Err(format!("policy {version} was not trained")),
         };
         futures::future::ready(result).boxed()
+    }
+}
+
+/// The live policy's log-probabilities of what it sampled, behind messages that the algorithm puts first.
+pub struct PolicyReference {
+    /// Where requests go.
+    pub engine: Handle,
+    /// Says what stands first.
+    pub algorithm: Arc<PluginAlgorithm>,
+    /// Renders it.
+    pub renderer: Arc<Renderer>,
+}
+
+impl Reference for PolicyReference {
+    fn logprobs<'a>(&'a self, rollout: &'a Rollout) -> BoxFuture<'a, Result<Vec<Option<Vec<f32>>>, String>> {
+        async {
+            let (algorithm, seen) = (self.algorithm.clone(), rollout.clone());
+            // Another thread may be in the plug-in for long.
+            let prefixes = tokio::task::spawn_blocking(move || algorithm.reference(&seen)).await;
+            let prefixes = prefixes.map_err(|error| error.to_string())??;
+            let samples = prefixes.into_iter().zip(&rollout.samples);
+            try_join_all(samples.map(|(prefix, sample)| self.score(prefix, sample.token_ids()))).await
+        }
+        .boxed()
+    }
+}
+
+impl PolicyReference {
+    async fn score(&self, prefix: Option<Vec<Message>>, ids: &[TokenId]) -> Result<Option<Vec<f32>>, String> {
+        let Some(prefix) = prefix else { return Ok(None) };
+        let first = self.renderer.render_ids(&prefix, &[], false).map_err(|e| e.to_string())?.ids;
+        let scored = self.engine.score([&first, ids].concat().into()).await.map_err(|e| e.to_string())?;
+        // The first token of the sample has no log-probability where nothing stands before it.
+        Ok(Some(scored[first.len()..].to_vec()))
     }
 }
 

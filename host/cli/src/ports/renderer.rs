@@ -33,6 +33,16 @@ impl Renderer for ModelRenderer {
         Ok(self.inner.bridge_to_next_turn(previous, replies).map(rendered))
     }
 
+    fn answer(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        message: &Message,
+        cut: bool,
+    ) -> Result<Vec<TokenId>, String> {
+        self.inner.answer_ids(messages, tools, message, cut).map_err(|e| e.to_string())
+    }
+
     fn parse(&self, sampled: &Sampled) -> Message {
         // Ids the tokenizer cannot read are an answer without text, not a failure of the run.
         self.inner.parse_sampled(sampled).unwrap_or_else(|error| {

@@ -1,39 +1,19 @@
-//! Chat models behind OpenAI-compatible servers. Owns the translation of messages and the tries; must not know what a
-//! model is asked for.
+//! Chat with models behind OpenAI-compatible servers. Owns the translation of messages; must not know what a model is asked
+//! for.
 
 use super::Client;
+use super::model::RemoteModel;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use prl_environment::{HttpRequest, HttpResponse, Llm, LlmRequest, LlmResponse, ServiceError};
+use prl_environment::{Llm, LlmRequest, LlmResponse, ServiceError};
 use prl_types::{Message, Role, ToolCall, ToolDef};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Longest answer, bytes.
-const MAX_BYTES: u64 = 16 << 20;
-/// Pause before the second try; each further one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-
-/// One model on one server.
-#[derive(Clone)]
-pub struct ChatModel {
-    /// Address of the server up to its version, such as `http://localhost:8000/v1`.
-    pub base_url: String,
-    /// The model's name there.
-    pub model: String,
-    /// The key, if it wants one.
-    pub api_key: Option<String>,
-    /// How long one try may take.
-    pub timeout: Duration,
-    /// Further tries of a request that failed in a way that may pass.
-    pub max_retries: u32,
-}
-
 /// A model by role, with the room for requests under way.
-pub type Roles = BTreeMap<String, (ChatModel, Arc<Semaphore>)>;
+pub type Roles = BTreeMap<String, (RemoteModel, Arc<Semaphore>)>;
 
 /// The models of an environment.
 pub struct ChatModels {
@@ -66,17 +46,16 @@ impl Llm for ChatModels {
     }
 }
 
-impl ChatModel {
-    /// Asks the model; tries again where that may help.
+impl RemoteModel {
+    /// Asks the model for a message.
     ///
     /// # Errors
-    /// [`ServiceError::Upstream`] when the server does not answer or is overloaded, [`ServiceError::Invalid`] when it
-    /// refuses the request.
+    /// As [`RemoteModel::post`].
     pub async fn generate(&self, client: &Client, request: &LlmRequest) -> Result<LlmResponse, ServiceError> {
         self.complete(client, request).await.map(|(answer, _)| answer)
     }
 
-    /// Like [`ChatModel::generate`], with the server's `finish_reason`, if it gives one.
+    /// Like [`RemoteModel::generate`], with the server's `finish_reason`, if it gives one.
     ///
     /// # Errors
     /// As there.
@@ -85,37 +64,12 @@ impl ChatModel {
         client: &Client,
         request: &LlmRequest,
     ) -> Result<(LlmResponse, Option<String>), ServiceError> {
-        let mut pause = FIRST_PAUSE;
-        let mut tries = 0;
-        loop {
-            let answer = self.once(client, request).await;
-            match answer {
-                Err(ServiceError::Upstream(_)) if tries < self.max_retries => {
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
-                    tries += 1;
-                }
-                answer => return answer,
-            }
+        let answer = self.post(client, "chat/completions", &self.body(request)).await?;
+        let finish = answer["choices"][0]["finish_reason"].as_str().map(str::to_owned);
+        match response_from(&answer) {
+            Some(response) => Ok((response, finish)),
+            None => Err(self.unusable("the answer is no chat completion")),
         }
-    }
-
-    async fn once(&self, client: &Client, request: &LlmRequest) -> Result<(LlmResponse, Option<String>), ServiceError> {
-        let mut headers = vec![("content-type".to_owned(), "application/json".to_owned())];
-        headers.extend(self.api_key.as_ref().map(|key| ("authorization".to_owned(), format!("Bearer {key}"))));
-        let sent = HttpRequest {
-            method: "POST".into(),
-            url: format!("{}/chat/completions", self.base_url.trim_end_matches('/')),
-            headers,
-            body: Some(self.body(request).to_string().into_bytes()),
-            timeout: self.timeout,
-            patience: Duration::ZERO,
-            max_bytes: MAX_BYTES,
-        };
-        let client = client.clone();
-        let answer = tokio::task::spawn_blocking(move || client.send(sent)).await;
-        let answer = answer.map_err(|error| ServiceError::Upstream(error.to_string()))??;
-        self.read(&answer)
     }
 
     fn body(&self, request: &LlmRequest) -> Value {
@@ -128,28 +82,6 @@ impl ChatModel {
         body.extend(request.max_tokens.map(|tokens| ("max_tokens".to_owned(), json!(tokens))));
         body.extend(request.temperature.map(|temperature| ("temperature".to_owned(), json!(temperature))));
         Value::Object(body)
-    }
-
-    fn read(&self, answer: &HttpResponse) -> Result<(LlmResponse, Option<String>), ServiceError> {
-        let body: Option<Value> = serde_json::from_slice(&answer.body).ok();
-        if !(200..300).contains(&answer.status) {
-            let said = body.as_ref().and_then(|body| body["error"]["message"].as_str());
-            let said = said.map_or_else(|| String::from_utf8_lossy(&answer.body).into_owned(), str::to_owned);
-            let said: String = said.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
-            let text = format!("model `{}` at `{}`: status {}: {said}", self.model, self.base_url, answer.status);
-            return Err(match answer.status {
-                408 | 409 | 425 | 429 | 500.. => ServiceError::Upstream(text),
-                _ => ServiceError::Invalid(text),
-            });
-        }
-        let read = |body: &Value| {
-            let finish = body["choices"][0]["finish_reason"].as_str().map(str::to_owned);
-            Some((response_from(body)?, finish))
-        };
-        body.as_ref().and_then(read).ok_or_else(|| {
-            let text = format!("model `{}` at `{}`: the answer is no chat completion", self.model, self.base_url);
-            ServiceError::Upstream(text)
-        })
     }
 }
 
@@ -202,6 +134,7 @@ mod tests {
     use super::*;
     use std::io::{Read, Write};
     use std::net::TcpListener;
+    use std::time::Duration;
 
     /// Answers each connection with the next of `answers`; gives the requests.
     fn server(answers: Vec<(u16, &'static str)>) -> (String, std::thread::JoinHandle<Vec<String>>) {
@@ -235,7 +168,7 @@ mod tests {
     }
 
     fn ask(url: String, retries: u32) -> Result<LlmResponse, ServiceError> {
-        let model = ChatModel {
+        let model = RemoteModel {
             base_url: url,
             model: "m".into(),
             api_key: Some("secret".into()),

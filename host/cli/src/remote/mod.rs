@@ -1,7 +1,9 @@
-//! Servers outside the process: HTTP for environments that are granted it, and chat models behind OpenAI-compatible
+//! Servers outside the process: HTTP for environments that are granted it, and models behind OpenAI-compatible
 //! servers. Owns the client; who may reach what is decided before.
 
 pub mod chat;
+pub mod model;
+pub mod tokens;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;

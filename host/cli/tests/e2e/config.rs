@@ -1,6 +1,6 @@
 //! Configuration as the binary sees it: dry runs, dumps, help.
 
-use crate::support::{Scratch, files, repo};
+use crate::support::{Scratch, files, refused as assert_refused, repo};
 use std::fs;
 
 #[test]
@@ -22,6 +22,34 @@ fn a_dry_run_writes_what_loads_to_the_same() {
     scratch.prl("rl @ again.toml").ok();
     scratch.rl("flags", "--max-steps 2 --seed 7").ok();
     assert!(scratch.run("out").weights(2) == scratch.run("flags").weights(2), "other weights");
+}
+
+#[test]
+fn algorithms_of_environments_are_mixed_in_one_run() {
+    let scratch = Scratch::new();
+    let env = repo().join("envs/reverse-text.wasm");
+    let one = |name: &str, algo: &str| format!("[[orchestrator.train.env]]\nid = {env:?}\nname = \"{name}\"\n{algo}\n");
+    let mixed =
+        [one("a", ""), one("b", "algo = { type = \"max_rl\" }"), one("c", "algo = { type = \"echo\" }")].concat();
+    let mixed = scratch.write("mixed.toml", mixed);
+    let words = format!("@ {mixed} --max-steps 1");
+    let dry = scratch.rl("dry", &format!("{words} --dry-run")).ok();
+    assert!(dry.stdout.contains("orchestrator.train.env.1.algo.type = \"max_rl\""), "{dry}");
+    let done = scratch.rl("run", &words).ok();
+    assert!(done.stdout.contains("algorithm echo, grpo, max_rl"), "{done}");
+    scratch.prl("rl @ dry/configs/rl.toml --dry-run").ok();
+
+    let refused = |more: &str, words: &[&str]| {
+        assert_refused(&scratch.rl("bad", &format!("@ {mixed} {more}")), words);
+    };
+    refused(
+        "--orchestrator.train.env.1.algo.k 1",
+        &["`orchestrator.train.env.1.algo`", "`max_rl`", "unknown field `k`"],
+    );
+    refused("--orchestrator.train.env.2.algo.type nope", &["`orchestrator.train.env.2.algo.type`", "`nope`"]);
+    let lone = scratch.rl("bad", &format!("@ {mixed} --orchestrator.train.env.1.group-size 1"));
+    assert_eq!(lone.code, Some(2), "{lone}");
+    assert!(lone.stderr.contains("`group_size` of environment `b` is 1, but `max_rl` compares"), "{lone}");
 }
 
 #[test]

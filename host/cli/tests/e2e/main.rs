@@ -4,6 +4,7 @@
 //! Runs are shrunk to a few steps of a few rollouts. Nothing here waits for a clock: a limit of time only tells a hung
 //! child.
 
+mod algo;
 mod bad_input;
 mod config;
 mod doctor;

@@ -216,14 +216,14 @@ fn find<'a>(root: &'a Node, name: &str) -> Result<Target<'a>, ProblemKind> {
         }
         let snake = raw.replace('-', "_");
         if target.nodes.iter().any(|n| n.is_open()) {
-            // `type` of an open union, or a key of its owner: kept as written.
+            // A key of its owner: kept as written.
             open = true;
             target.dotted = join(&target.dotted, raw);
             target.path.push(Seg::Key(raw.to_string()));
             target.nodes = Vec::new();
             continue;
         }
-        let union = target.nodes.iter().any(|n| matches!(n.kind, Kind::Union(_)));
+        let union = target.nodes.iter().any(|n| matches!(n.kind, Kind::Union(_) | Kind::OpenUnion(..)));
         let sections: Vec<_> = target.nodes.iter().flat_map(|n| n.sections()).collect();
         let foreign = snake != "type" && sections.iter().any(|s| s.is_foreign(&snake));
         let keys: Vec<_> = target.nodes.iter().flat_map(|n| n.keys(&snake)).collect();
@@ -281,7 +281,7 @@ fn fit(node: &Node, words: &[String], at: &Origin) -> Option<Data> {
         Kind::Int { .. } => word.parse().ok().map(Data::Int),
         Kind::Float => word.parse().ok().filter(|f: &f64| f.is_finite()).map(Data::Float),
         Kind::Text | Kind::Checked(..) | Kind::Choice(..) => Some(text(word)),
-        Kind::Table(_) | Kind::Union(_) | Kind::OpenUnion(_) | Kind::Open => match serde_json::from_str(word) {
+        Kind::Table(_) | Kind::Union(_) | Kind::OpenUnion(..) | Kind::Open => match serde_json::from_str(word) {
             Ok(json @ Json::Object(_)) => Some(from_json(&json, at).data),
             _ => None,
         },

@@ -101,13 +101,18 @@ impl Walk<'_> {
             }
             (Kind::Table(section), Data::Table(entries)) => self.table(section, &[], entries, key_at, path, false),
             (Kind::Union(union), Data::Table(entries)) => self.union(union, entries, key_at, path),
-            (Kind::OpenUnion(default), Data::Table(entries)) => {
-                let mut json = self.open(entries, path);
+            (Kind::OpenUnion(default, section), Data::Table(entries)) => {
+                let Some(Json::Object(mut json)) = self.table(section, &[], entries, key_at, path, true) else {
+                    return None;
+                };
                 match entries.get("type").map(|e| &e.val) {
                     None => {
                         json.insert("type".to_string(), Json::from(*default));
                     }
-                    Some(Val { data: Data::Text(_), .. }) => {}
+                    Some(Val { data: Data::Text(tag), at }) => {
+                        self.out.origins.insert(join(path, "type"), at.clone());
+                        json.insert("type".to_string(), Json::from(tag.as_str()));
+                    }
                     Some(other) => {
                         let (key, expected) = (join(path, "type"), "a string".to_string());
                         let kind = ProblemKind::WrongType { key: key.clone(), expected, found: other.describe() };

@@ -102,7 +102,7 @@ fn switch_variant(node: &Node, old: &mut IndexMap<String, Entry>, new: &IndexMap
             };
             old.retain(|name, _| name == "type" || variant.key(name).is_some() || !known(name));
         }
-        Kind::OpenUnion(default) if current.unwrap_or(default) != tag => old.retain(|name, _| name == "type"),
+        Kind::OpenUnion(default, _) if current.unwrap_or(default) != tag => old.retain(|name, _| name == "type"),
         _ => {}
     }
 }

@@ -1,5 +1,6 @@
 //! One item of `[[orchestrator.train.env]]` and `[[orchestrator.eval.env]]`.
 
+use super::orchestrator::Algo;
 use super::{Grant, LlmRole};
 use crate::macros::{choice, section, union};
 use serde_json::{Map, Value as Json};
@@ -222,8 +223,11 @@ env_section! {
         split: String = "train".to_string();
         /// Sampling; keys not set here come from `orchestrator.train.sampling`.
         sampling: TrainSampling = TrainSampling::default();
+        /// An algorithm of its own, whole: nothing of it comes from `orchestrator.algo`, which is the algorithm of
+        /// environments without one.
+        algo: Option<Algo> = None;
     }
-    unsupported ["algo"]
+    unsupported []
 }
 
 env_section! {

@@ -18,11 +18,11 @@ pub use environment::{
 };
 pub use inference::{InferenceConfig, InferenceModel, InferenceRun, ServedModel, Server};
 pub use orchestrator::{
-    Algo, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorModel, Renderer,
-    RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
+    Algo, AlgoSampling, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorModel,
+    Renderer, RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
-pub use services::{Grant, LlmRole};
+pub use services::{FrozenModel, Grant, LlmRole};
 pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{
     AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, CustomLoss, DebugModel,

@@ -2,9 +2,10 @@
 
 use super::common::{Log, Tokenizer, Wandb};
 use super::environment::{EvalEnv, EvalSampling, TrainEnv, TrainSampling};
+use super::services::FrozenModel;
 use super::trainer::DEFAULT_MODEL;
 use crate::macros::{choice, section, union};
-use crate::schema::{Field, Kind, Node};
+use crate::schema::{Described, Field, Key, Kind, Node, Section, json};
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
 
@@ -14,6 +15,12 @@ pub struct Algo {
     /// Name of the plug-in.
     #[serde(rename = "type")]
     pub kind: String,
+    /// The model whose log-probabilities the plug-in wants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<FrozenModel>,
+    /// Where rollouts come from.
+    #[serde(default, skip_serializing_if = "AlgoSampling::is_policy")]
+    pub sampling: AlgoSampling,
     /// The plug-in's own settings, which it checks itself.
     #[serde(flatten)]
     pub config: Map<String, Json>,
@@ -21,13 +28,46 @@ pub struct Algo {
 
 impl Default for Algo {
     fn default() -> Self {
-        Algo { kind: "grpo".to_string(), config: Map::new() }
+        let (teacher, sampling) = (None, AlgoSampling::default());
+        Algo { kind: "grpo".to_string(), teacher, sampling, config: Map::new() }
+    }
+}
+
+section! {
+    /// Where the rollouts of an algorithm come from.
+    pub struct AlgoSampling {
+        /// A model outside the run that is sampled instead of the policy; none means the policy.
+        source: Option<FrozenModel> = None;
+    }
+}
+
+impl AlgoSampling {
+    /// Whether rollouts are the policy's.
+    fn is_policy(&self) -> bool {
+        self.source.is_none()
+    }
+}
+
+impl Described for Algo {
+    fn section() -> Section {
+        let key = |name, doc, node, default| Key { name, doc, node, default, rules: Vec::new() };
+        let teacher = "The model whose log-probabilities of the sampled tokens the plug-in wants.";
+        Section {
+            doc: "What the host does for an algorithm; every other key is the plug-in's own.",
+            keys: vec![
+                key("teacher", teacher, Option::<FrozenModel>::node(), Json::Null),
+                key("sampling", "Where rollouts come from.", AlgoSampling::node(), json(&AlgoSampling::default())),
+            ],
+            open: true,
+            unsupported: &[],
+            renamed: &[],
+        }
     }
 }
 
 impl Field for Algo {
     fn node() -> Node {
-        Node { kind: Kind::OpenUnion("grpo"), optional: false }
+        Node { kind: Kind::OpenUnion("grpo", Algo::section()), optional: false }
     }
 }
 
@@ -169,7 +209,8 @@ section! {
 section! {
     /// Rollouts: environments, algorithm, batches.
     pub struct OrchestratorConfig {
-        /// The algorithm: `type` names the plug-in, the other keys are handed to it.
+        /// The algorithm of environments that have none of their own: `type` names the plug-in, the other keys are handed to
+        /// it.
         algo: Algo = Algo::default();
         /// The sampled model.
         model: OrchestratorModel = OrchestratorModel::default();
@@ -228,6 +269,14 @@ section! {
 }
 
 impl OrchestratorConfig {
+    /// The algorithm of training environment `index`, and the dotted key it stands at.
+    pub fn algo_of(&self, index: usize) -> (String, &Algo) {
+        match self.train.env.get(index).and_then(|env| env.algo.as_ref()) {
+            Some(algo) => (format!("orchestrator.train.env.{index}.algo"), algo),
+            None => ("orchestrator.algo".to_string(), &self.algo),
+        }
+    }
+
     /// Rollouts in flight: `max_inflight_rollouts`, or `batch_size` times the oversampling factor, and at least one
     /// group of the largest size.
     pub fn inflight_rollouts(&self) -> usize {

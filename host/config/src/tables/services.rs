@@ -17,6 +17,33 @@ choice! {
 }
 
 section! {
+    /// A model outside the run, behind an OpenAI-compatible server.
+    pub struct FrozenModel {
+        /// The model's name on that server.
+        name: String = String::new() => [Required];
+        /// Addresses of servers of the model up to their version, such as "http://localhost:8001/v1"; requests go to them in
+        /// turn.
+        base_url: Vec<String> = Vec::new();
+        /// Variable of the process's environment that holds the key, if there is one.
+        api_key_var: String = "VLLM_API_KEY".to_string();
+        /// Seconds that a server may take to be there when the run starts.
+        wait_for_ready_timeout: u64 = 300 => [Max(86_400.0)];
+        /// Take the server's word for it that it has the model.
+        skip_model_check: bool = false;
+        /// Seconds one request may take (not in prime-rl).
+        timeout: f64 = 600.0 => [Above(0.0), Max(3600.0)];
+        /// Further tries of a request that failed in a way that may pass (not in prime-rl).
+        max_retries: u32 = 3 => [Max(10.0)];
+        /// Requests under way at once (not in prime-rl).
+        max_concurrent: usize = 64 => [Min(1.0)];
+    }
+    unsupported [
+        "headers", "headers_from_env", "extra_headers_from_state", "dp_rank_count", "admin_base_url", "elastic",
+        "router_url", "trust_remote_code", "vlm",
+    ]
+}
+
+section! {
     /// A model that an environment may ask, behind an OpenAI-compatible server.
     pub struct LlmRole {
         /// What the environment calls it, such as "judge".

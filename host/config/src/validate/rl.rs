@@ -5,7 +5,7 @@ use crate::loaded::{Validator, shown};
 use crate::schema::json;
 use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Names that metrics use for sums over environments.
 const RESERVED: &[&str] = &["agg", "all"];
@@ -18,6 +18,8 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     components(config, v);
     let orchestrator = &config.orchestrator;
     groups(orchestrator, v);
+    lone_rollouts(orchestrator, v);
+    frozen_models(orchestrator, v);
     environments(orchestrator, v);
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
@@ -85,9 +87,9 @@ fn components(config: &RlConfig, v: &mut Validator<'_>) {
     }
 }
 
-/// Batches are made of whole groups, and groups must teach something.
+/// Batches are made of whole groups.
 fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
-    let OrchestratorConfig { batch_size, group_size, algo, max_inflight_rollouts, .. } = orchestrator;
+    let OrchestratorConfig { batch_size, group_size, max_inflight_rollouts, .. } = orchestrator;
     let general = "orchestrator.group_size".to_string();
     let mut sizes = Vec::new();
     for (i, env) in orchestrator.train.env.iter().enumerate() {
@@ -110,13 +112,6 @@ fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
             );
             v.fail(&["orchestrator.batch_size", &key], message);
         }
-        if size == 1 && GROUP_RELATIVE.contains(&algo.kind.as_str()) {
-            let message = format!(
-                "`{shown}`{of} is 1, but `{}` compares the rollouts of a group: all advantages would be 0; set it to 2 or more",
-                algo.kind
-            );
-            v.fail(&[&key, "orchestrator.algo.type"], message);
-        }
         if let Some(inflight) = max_inflight_rollouts
             && *inflight < size
         {
@@ -129,6 +124,55 @@ fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     if max_inflight_rollouts.is_some() && orchestrator.oversampling_factor.is_some() {
         let keys = ["orchestrator.oversampling_factor", "orchestrator.max_inflight_rollouts"];
         v.fail(&keys, format!("`{}` and `{}` say the same thing twice: set only one", keys[0], keys[1]));
+    }
+}
+
+/// Groups must teach something, under the algorithm of their environment.
+fn lone_rollouts(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+    let mut told = BTreeSet::new();
+    for (i, env) in orchestrator.train.env.iter().enumerate() {
+        let (algo_key, algo) = orchestrator.algo_of(i);
+        let own = format!("orchestrator.train.env.{i}.group_size");
+        let key = if v.is_own(&own) { own } else { "orchestrator.group_size".to_string() };
+        if env.group_size > 1 || !GROUP_RELATIVE.contains(&algo.kind.as_str()) {
+            continue;
+        }
+        if told.insert((key.clone(), algo_key.clone())) {
+            let general = key == "orchestrator.group_size";
+            let shown = if general { key.as_str() } else { "group_size" };
+            let of = format!(" of environment `{}`", env.name);
+            let of_size = if general { "" } else { of.as_str() };
+            let of_algo = if general && env.algo.is_some() { of.as_str() } else { "" };
+            let message = format!(
+                "`{shown}`{of_size} is 1, but `{}`{of_algo} compares the rollouts of a group: all advantages would be 0; set it to 2 or more",
+                algo.kind
+            );
+            v.fail(&[&key, &format!("{algo_key}.type")], message);
+        }
+    }
+}
+
+/// Models outside the run have addresses.
+fn frozen_models(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+    let algorithms: BTreeMap<_, _> = (0..orchestrator.train.env.len()).map(|i| orchestrator.algo_of(i)).collect();
+    for (key, algo) in algorithms {
+        for (place, model) in [("teacher", &algo.teacher), ("sampling.source", &algo.sampling.source)] {
+            let Some(model) = model else { continue };
+            let (table, list) = (format!("{key}.{place}"), format!("{key}.{place}.base_url"));
+            if model.base_url.is_empty() {
+                let message = format!(
+                    "`{list}` is missing: give the address of a server of `{}`, such as [\"http://localhost:8001/v1\"]",
+                    model.name
+                );
+                v.fail(&[&list, &table], message);
+            }
+            for (i, url) in model.base_url.iter().enumerate() {
+                if !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
+                    let (item, form) = (format!("{list}.{i}"), "http://localhost:8001/v1");
+                    v.fail(&[&item, &list], format!("`{item}` is \"{url}\", which is no address such as {form}"));
+                }
+            }
+        }
     }
 }
 

@@ -261,7 +261,8 @@ impl Machine {
     /// Cancels training groups under way that are too old to train.
     pub(super) fn cancel_stale(&mut self, out: &mut Vec<Action>) {
         let oldest = self.oldest_allowed();
-        self.cancel_train(out, |group| group.version < oldest);
+        let frozen = self.frozen.clone();
+        self.cancel_train(out, |group| group.version < oldest && !frozen[group.env]);
     }
 
     /// Cancels training groups; members that had been started are reported as cancelled.

@@ -77,6 +77,8 @@ pub struct Script {
     pub hints: SamplingHints,
     pub sampled_tokens: usize,
     pub train_fails_at: Step,
+    pub source: Option<Arc<dyn Source>>,
+    pub reference: Option<Arc<dyn Reference>>,
 }
 
 impl Default for Script {
@@ -93,6 +95,8 @@ impl Default for Script {
             hints: SamplingHints::default(),
             sampled_tokens: 6,
             train_fails_at: 0,
+            source: None,
+            reference: None,
         }
     }
 }
@@ -175,7 +179,12 @@ impl World {
         self.trained.store(start, SeqCst);
         let env = |name: &str| Arc::new(FakeEnv { world: self.clone(), name: name.to_owned() }) as Arc<dyn Env>;
         let algorithm = Arc::new(FakeAlgorithm(self.clone()));
-        let train = |name: &str| TrainDeps { env: env(name), algorithm: algorithm.clone() };
+        let train = |name: &str| TrainDeps {
+            env: env(name),
+            algorithm: algorithm.clone(),
+            source: self.script.source.clone(),
+            reference: self.script.reference.clone(),
+        };
         let deps = Deps {
             policy: Arc::new(FakePolicy(self.clone())),
             renderer: Arc::new(FakeRenderer { bridge: self.script.bridge }),
@@ -463,6 +472,11 @@ impl Renderer for FakeRenderer {
         Ok(self.bridge.then(|| tokens(replies)))
     }
 
+    fn answer(&self, _: &[Message], _: &[ToolDef], message: &Message, cut: bool) -> Result<Vec<TokenId>, String> {
+        let end = (!cut).then_some(STOP);
+        Ok(message.content.chars().map(u32::from).chain(end).collect())
+    }
+
     fn parse(&self, sampled: &Sampled) -> Message {
         let text: Vec<String> = sampled.ids().iter().filter(|t| **t != STOP).map(u32::to_string).collect();
         Message::text(Role::Assistant, text.join(" "))
@@ -484,11 +498,11 @@ impl Algorithm for FakeAlgorithm {
         assert!(group.len() >= self.0.script.min_group && group.iter().all(|r| r.error.is_none()));
         let mean = group.iter().map(|r| r.reward).sum::<f64>() / group.len() as f64;
         let streams = |r: &&Rollout| {
-            let of = |s: &Sample| Streams {
+            let of = |(i, s): (usize, &Sample)| Streams {
                 advantages: Some(vec![(r.reward - mean) as f32; s.len()]),
-                ..Streams::default()
+                ..r.streams.get(i).cloned().unwrap_or_default()
             };
-            Some(r.samples.iter().map(of).collect())
+            Some(r.samples.iter().enumerate().map(of).collect())
         };
         let metrics = vec![Metric { name: "baseline".into(), value: mean }];
         Ok(Scored { streams: group.iter().map(streams).collect(), metrics })

@@ -2,6 +2,7 @@
 
 mod failures;
 mod fakes;
+mod others;
 mod rollouts;
 mod schedule;
 mod simulation;

@@ -9,24 +9,23 @@ use std::path::{Path, PathBuf};
 /// The package `prl_env`: paths in it and contents.
 const PYTHON: &[(&str, &[u8])] = &include!(concat!(env!("OUT_DIR"), "/python_sdk.rs"));
 
-/// The folder `sdk`: the one named, or the one above the binary.
+/// The folder `sdk`: the one named, or the one above the binary. It must hold the crate `part`.
 ///
 /// # Errors
 /// Neither is there.
-pub fn folder(named: Option<&Path>) -> Result<PathBuf, Failure> {
-    let holds = |dir: &Path| dir.join("environment/Cargo.toml").is_file();
+pub fn folder(named: Option<&Path>, part: &str) -> Result<PathBuf, Failure> {
+    let file = format!("{part}/Cargo.toml");
+    let holds = |dir: &Path| dir.join(&file).is_file();
     if let Some(dir) = named {
         let whole = dir.canonicalize().ok().filter(|dir| holds(dir));
-        return whole.ok_or_else(|| {
-            Failure::input(format_args!("`--sdk`: `{}` holds no `environment/Cargo.toml`", dir.display()))
-        });
+        return whole.ok_or_else(|| Failure::input(format_args!("`--sdk`: `{}` holds no `{file}`", dir.display())));
     }
     let binary = std::env::current_exe().and_then(|path| path.canonicalize()).unwrap_or_default();
     let found = binary.ancestors().skip(1).map(|dir| dir.join("sdk")).find(|dir| holds(dir));
     found.ok_or_else(|| {
         Failure::input(format_args!(
-            "the SDK is not beside this binary (`{}`), and a Rust environment is compiled against it; say where prl's \
-             sources have it: --sdk FOLDER/sdk",
+            "the SDK is not beside this binary (`{}`), and an {part} in Rust is compiled against it; say where prl's sources \
+             have it: --sdk FOLDER/sdk",
             binary.display()
         ))
     })
@@ -38,7 +37,7 @@ pub fn folder(named: Option<&Path>) -> Result<PathBuf, Failure> {
 /// # Errors
 /// A named folder that is no SDK, or a cache folder that cannot be written.
 pub fn python(named: Option<&Path>) -> Result<PathBuf, Failure> {
-    match folder(named) {
+    match folder(named, "environment") {
         Ok(sdk) => Ok(sdk.join("python/src")),
         Err(reason) if named.is_some() => Err(reason),
         Err(_) => {

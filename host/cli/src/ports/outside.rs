@@ -1,0 +1,151 @@
+//! Models outside the run as sources of rollouts and as references. Owns the way to them and the check that they are there;
+//! what is asked of them is `remote`'s.
+
+use crate::environments::seconds;
+use crate::failure::Failure;
+use crate::remote::Client;
+use crate::remote::model::RemoteModel;
+use futures::FutureExt;
+use futures::future::{BoxFuture, try_join_all};
+use prl_config::FrozenModel;
+use prl_environment::{LlmRequest, ServiceError};
+use prl_orchestrator::{Answer, Question, Reference, Source};
+use prl_types::{Rollout, TokenId};
+use serde_json::{Map, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+
+/// Between two looks for a server that is not there yet.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Between two lines that say so.
+const REMINDER: Duration = Duration::from_secs(30);
+
+/// A model behind one server or several.
+pub struct Outside {
+    client: Client,
+    servers: Vec<RemoteModel>,
+    next: AtomicUsize,
+    room: Semaphore,
+}
+
+impl Outside {
+    /// Waits for the servers and sees that they have the model. `key` is the dotted path of its table.
+    pub async fn connect(config: &FrozenModel, key: &str) -> Result<Self, Failure> {
+        let api_key = std::env::var(&config.api_key_var).ok().filter(|key| !key.is_empty());
+        let server = |base_url: &String| RemoteModel {
+            base_url: base_url.clone(),
+            model: config.name.clone(),
+            api_key: api_key.clone(),
+            timeout: seconds(config.timeout),
+            max_retries: config.max_retries,
+        };
+        let outside = Outside {
+            client: Client::new(),
+            servers: config.base_url.iter().map(server).collect(),
+            next: AtomicUsize::new(0),
+            room: Semaphore::new(config.max_concurrent),
+        };
+        let patience = Duration::from_secs(config.wait_for_ready_timeout);
+        for server in &outside.servers {
+            outside.wait(server, patience, key, config.skip_model_check).await?;
+        }
+        Ok(outside)
+    }
+
+    async fn wait(&self, server: &RemoteModel, patience: Duration, key: &str, skip: bool) -> Result<(), Failure> {
+        let (begun, mut told) = (Instant::now(), None::<Instant>);
+        let once = RemoteModel { max_retries: 0, ..server.clone() };
+        let models = loop {
+            match once.get(&self.client, "models").await {
+                Ok(models) => break models,
+                Err(ServiceError::Upstream(why)) if begun.elapsed() < patience => {
+                    if told.is_none_or(|told| told.elapsed() >= REMINDER) {
+                        tracing::info!(target: "prl_orchestrator", "Waiting for `{key}`: {why}");
+                        told = Some(Instant::now());
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(Failure::input(format_args!("`{key}`: {error}"))),
+            }
+        };
+        let names: Vec<&str> =
+            models["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()).collect();
+        if !skip && !names.contains(&server.model.as_str()) {
+            let has = if names.is_empty() { "none".to_owned() } else { format!("`{}`", names.join("`, `")) };
+            let text = format!("there is no model `{}` at `{}`, which has {has}", server.model, server.base_url);
+            return Err(Failure::input(format_args!("`{key}.name`: {text}")));
+        }
+        Ok(())
+    }
+
+    /// Sees that every server scores tokens.
+    pub async fn check_scores(&self, ids: &[TokenId], key: &str) -> Result<(), Failure> {
+        for server in &self.servers {
+            server.score(&self.client, ids).await.map_err(|e| Failure::input(format_args!("`{key}`: {e}")))?;
+        }
+        Ok(())
+    }
+
+    /// Whose turn it is.
+    fn server(&self) -> &RemoteModel {
+        &self.servers[self.next.fetch_add(1, Ordering::Relaxed) % self.servers.len()]
+    }
+}
+
+/// Chat with it instead of the policy.
+pub struct ChatSource(pub Outside);
+
+impl Source for ChatSource {
+    fn answer<'a>(&'a self, question: Question<'a>) -> BoxFuture<'a, Result<Answer, String>> {
+        self.ask(question).map(|answer| answer.map_err(|error| error.to_string())).boxed()
+    }
+}
+
+impl ChatSource {
+    async fn ask(&self, question: Question<'_>) -> Result<Answer, ServiceError> {
+        let ChatSource(model) = self;
+        let sampling = question.sampling;
+        let mut options = Map::new();
+        // Servers keep seeds in 63 bits.
+        options.insert("seed".into(), json!(question.seed >> 1));
+        // What is at its default is left out: not every server knows all of them.
+        if sampling.top_p < 1.0 {
+            options.insert("top_p".into(), json!(sampling.top_p));
+        }
+        if let Some(top_k) = sampling.top_k {
+            options.insert("top_k".into(), json!(top_k));
+        }
+        if sampling.min_p > 0.0 {
+            options.insert("min_p".into(), json!(sampling.min_p));
+        }
+        if !sampling.stop.is_empty() {
+            options.insert("stop".into(), json!(sampling.stop));
+        }
+        let request = LlmRequest {
+            role: String::new(),
+            messages: question.messages.to_vec(),
+            tools: question.tools.to_vec(),
+            max_tokens: Some(u32::try_from(question.max_tokens).unwrap_or(u32::MAX)),
+            temperature: Some(sampling.temperature.into()),
+            options,
+        };
+        let _place = model.room.acquire().await;
+        let (answer, reason) = model.server().complete(&model.client, &request).await?;
+        Ok(Answer { message: answer.message, cut: reason.as_deref() == Some("length") })
+    }
+}
+
+/// Its log-probabilities of what the policy sampled.
+pub struct Teacher(pub Outside);
+
+impl Reference for Teacher {
+    fn logprobs<'a>(&'a self, rollout: &'a Rollout) -> BoxFuture<'a, Result<Vec<Option<Vec<f32>>>, String>> {
+        let Teacher(model) = self;
+        let score = move |ids: &'a [TokenId]| async move {
+            let _place = model.room.acquire().await;
+            model.server().score(&model.client, ids).await.map(Some).map_err(|error| error.to_string())
+        };
+        try_join_all(rollout.samples.iter().map(move |sample| score(sample.token_ids()))).boxed()
+    }
+}
