@@ -80,6 +80,9 @@ pub enum AlgorithmError {
     /// A call gave something that cannot be used.
     #[error("the algorithm `{name}` gave an invalid result in {call}: {reason}")]
     Output { name: String, call: &'static str, reason: String },
+    /// A file cannot take the place of the running instance, which goes on.
+    #[error("the plug-in {} cannot take over from the running algorithm `{name}`, which goes on: {reason}", path.display())]
+    Swap { name: String, path: PathBuf, reason: String },
     /// A checkpoint holds a state, but the plug-in has no hook for it.
     #[error("the algorithm `{name}` keeps no state, but the checkpoint holds {len_bytes} bytes of it")]
     NoState { name: String, len_bytes: usize },

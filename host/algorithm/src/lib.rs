@@ -13,6 +13,7 @@ mod metadata;
 mod plugin;
 mod registry;
 mod routing;
+mod swap;
 mod view;
 
 pub use algorithm::{Algorithm, Scored};

@@ -13,6 +13,7 @@ use crate::environments;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place, Resumed};
 use crate::ports::algorithm::PluginAlgorithm;
+use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::Recorder;
 use crate::ports::outside::{self, ChatSource, Teacher};
 use crate::ports::policy::PolicyReference;
@@ -45,6 +46,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let config = &loaded.config;
     let place = Place::check(&config.output_dir, config.clean_output_dir, config.trainer.ckpt.as_ref())?;
     if config.dry_run {
+        custom_loss(&loaded)?;
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
     }
     let logs = logging::install(
@@ -76,6 +78,7 @@ struct Parts {
     outside: Vec<Outside>,
     /// Where the policy is sampled, if not here.
     servers: Option<Arc<Servers>>,
+    loss: Option<PluginLoss>,
     train: Vec<Pool>,
     eval: Vec<Pool>,
 }
@@ -86,9 +89,11 @@ impl Parts {
         let orchestrator = &config.orchestrator;
         let compute = Compute::open(config.device, config.kernels, config.deterministic == Some(true))?;
 
-        let plugins = config.plugin.iter().enumerate();
-        let plugins = plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect();
-        let plugins = algorithms(&registry(plugins)?, config)?;
+        let plugins = algorithms(&registry(plugin_files(loaded))?, config)?;
+        let loss = custom_loss(loaded)?;
+        if let Some(loss) = &loss {
+            loss.check_references(plugins.iter().map(|p| (p.metadata().name.as_str(), p.metadata().reference)))?;
+        }
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
@@ -122,7 +127,7 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, servers, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, servers, loss, train, eval })
     }
 }
 
@@ -179,6 +184,19 @@ impl Outside {
         }
         Ok(outside)
     }
+}
+
+/// The files of `--plugin`.
+fn plugin_files(loaded: &Loaded<RlConfig>) -> Vec<PathBuf> {
+    let plugins = loaded.config.plugin.iter().enumerate();
+    plugins.map(|(i, path)| loaded.path_of(&format!("plugin.{i}"), path)).collect()
+}
+
+/// The loss of a plug-in, where the run asks for one.
+fn custom_loss(loaded: &Loaded<RlConfig>) -> Result<Option<PluginLoss>, Failure> {
+    let config = &loaded.config;
+    let of = (config.seed, config.trainer.ckpt.is_some());
+    PluginLoss::open(("trainer.loss", &config.trainer.loss), || registry(plugin_files(loaded)), of)
 }
 
 /// The plug-in of each training environment, tried with its configuration. One that several have is loaded once.
@@ -267,7 +285,7 @@ impl Ready {
     /// Everything that can still turn out to be bad input, before the run directory is touched.
     fn new(
         config: &RlConfig,
-        decoder: Decoder,
+        (decoder, loss): (Decoder, Option<PluginLoss>),
         compute: &mut Compute,
         resumed: Option<Resumed>,
         servers: Option<Arc<Servers>>,
@@ -287,7 +305,7 @@ impl Ready {
             seq_len: config.trainer.model.seq_len,
             peak_flops: assets::peak_flops(compute.device),
         };
-        let mut trainer = Trainer::new(learner, parts).map_err(Failure::input)?;
+        let mut trainer = loss::trainer(learner, parts, loss)?;
         let mut progress = None;
         if let Some((_, path)) = &resumed {
             trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
@@ -327,7 +345,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
     let (early, resumed) = place.resume()?.unzip();
-    let ready = Ready::new(config, parts.decoder, &mut parts.compute, resumed, parts.servers)?;
+    let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed, parts.servers)?;
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
     let eval = config.orchestrator.eval.iter().flat_map(|eval| eval.env.iter().map(|env| env.host()));

@@ -1,5 +1,6 @@
 //! `prl trainer`: the trainer of reinforcement learning alone, on made-up batches.
 
+use crate::algo::open::registry;
 use crate::assets;
 use crate::bench::{self, Measured, Output};
 use crate::budget::{self, Load};
@@ -9,6 +10,7 @@ use crate::compute::Compute;
 use crate::failure::{Failure, input, run as running};
 use crate::job::{Job, Settings};
 use crate::logging::{self, Place};
+use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::trainer_line;
 use crate::signals::{self, Stop};
 use prl_config::{FakeBatches, Loaded, TrainerRun};
@@ -30,6 +32,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
         None => (None, Some(Place::check(&config.output_dir, config.clean_output_dir, config.ckpt.as_ref())?)),
     };
     if config.dry_run {
+        custom_loss(config)?;
         return logging::dry_run(&config.output_dir, &loaded.dump(), &loaded.explain());
     }
     let logs = logging::install(config.log.level, config.log.json_logging, prl_monitor::LogFile::Trainer)?;
@@ -50,7 +53,13 @@ struct Parts {
     compute: Compute,
     model_dir: PathBuf,
     decoder: Decoder,
+    loss: Option<PluginLoss>,
     fake: FakeBatches,
+}
+
+/// The loss of a plug-in, where the configuration asks for one.
+fn custom_loss(config: &TrainerRun) -> Result<Option<PluginLoss>, Failure> {
+    PluginLoss::open(("loss", &config.loss), || registry(Vec::new()), (config.seed, config.ckpt.is_some()))
 }
 
 impl Parts {
@@ -58,13 +67,14 @@ impl Parts {
         let config = &loaded.config;
         let fake = config.data.fake.clone().ok_or_else(|| Failure::input("`data.fake` is missing"))?;
         let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
+        let loss = custom_loss(config)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         // Made-up rows are as long as they may be. Per token: an id, a log-probability and an advantage.
         let batch = fake.batch_size as u128 * config.model.seq_len as u128 * 12;
         budget::check_training(&model_dir, Load { gpu: compute.on_gpu(), pass: config.model.seq_len, batch })?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
-        Ok(Parts { compute, model_dir, decoder, fake })
+        Ok(Parts { compute, model_dir, decoder, loss, fake })
     }
 }
 
@@ -78,7 +88,7 @@ struct Feed<'a> {
 impl<'a> Feed<'a> {
     fn new(
         config: &'a TrainerRun,
-        (decoder, fake): (Decoder, FakeBatches),
+        (decoder, loss, fake): (Decoder, Option<PluginLoss>, FakeBatches),
         compute: &mut Compute,
     ) -> Result<Self, Failure> {
         let (model, precision) = (&config.model, config.matmul_precision);
@@ -91,7 +101,7 @@ impl<'a> Feed<'a> {
             seq_len: config.model.seq_len,
             peak_flops: assets::peak_flops(compute.device),
         };
-        let trainer = Trainer::new(learner, settings).map_err(Failure::input)?;
+        let trainer = loss::trainer(learner, settings, loss)?;
         Ok(Feed { trainer, fake, config })
     }
 
@@ -111,7 +121,7 @@ impl<'a> Feed<'a> {
 fn measure(loaded: &Loaded<TrainerRun>, mut parts: Parts, output: Option<&Output>) -> Result<u8, Failure> {
     let config = &loaded.config;
     let Some(steps) = config.max_steps else { return Err(Failure::input("`bench` needs `max_steps`")) };
-    let mut feed = Feed::new(config, (parts.decoder, parts.fake), &mut parts.compute)?;
+    let mut feed = Feed::new(config, (parts.decoder, parts.loss, parts.fake), &mut parts.compute)?;
     tracing::info!(
         target: "prl_trainer",
         "{} | made-up batches", parts.compute.says(&parts.model_dir, feed.trainer.learner().config())
@@ -136,7 +146,7 @@ fn train(
     if let Some((_, path)) = &resume {
         parts.decoder = checkpoint::decoder(path, parts.decoder, parts.compute.home())?;
     }
-    let mut feed = Feed::new(config, (parts.decoder, parts.fake), &mut parts.compute)?;
+    let mut feed = Feed::new(config, (parts.decoder, parts.loss, parts.fake), &mut parts.compute)?;
     if let Some((_, path)) = &resume {
         feed.trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }

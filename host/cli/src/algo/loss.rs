@@ -2,12 +2,12 @@
 //! the numbers reach either and the form of the result; the formulas are theirs.
 
 use super::input::{self, exact};
-use super::tokens::{Columns, Tokens};
+use super::tokens::{self, Columns};
 use super::{Loss, open};
 use crate::failure::{Failure, input as bad_input};
 use prl_algorithm::Hook;
-use prl_trainer::{Counts, sample_loss};
-use prl_types::{BatchItem, LossBatch, LossGradient, PolicyVersion, Sample, Streams, Summary};
+use prl_trainer::{Counts, Tokens, sample_loss};
+use prl_types::{LossBatch, LossGradient, Streams, Summary};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ enum Component {
 pub fn run(asked: &Loss) -> Result<u8, Failure> {
     let config = open::config(&asked.config)?;
     let component = Component::named(&asked.asked.algo, &config)?;
-    let inputs = input::read::<Tokens>(&asked.input)?;
+    let inputs = input::read::<tokens::Tokens>(&asked.input)?;
     let mut batches = Vec::new();
     for (name, tokens) in &inputs.items {
         let columns = tokens.columns().map_err(|error| Failure::input(format_args!("{name}: {error}")))?;
@@ -93,9 +93,10 @@ impl Component {
     }
 
     fn loss(&self, columns: &Columns) -> Result<Value, String> {
-        let items = columns.sequences().map(|tokens| self.item(columns, tokens)).collect::<Result<Vec<_>, _>>()?;
+        let sequences = columns.sequences().map(|tokens| self.sequence(columns, tokens));
+        let sequences = sequences.collect::<Result<Vec<_>, _>>()?;
         let mut counts = Counts::default();
-        items.iter().for_each(|item| counts += Counts::of(&prl_trainer::Tokens::of(0, item)));
+        sequences.iter().for_each(|sequence| counts += Counts::of(&sequence.tokens(0)));
         if let Some(normalizer) = columns.normalizer {
             counts = Counts { rl: normalizer, ce: normalizer, ref_kl: normalizer };
         }
@@ -105,10 +106,9 @@ impl Component {
             Component::Ce | Component::RefKl => prl_config::Loss::Default(Default::default()),
         };
         let (mut loss, mut gradient, mut metrics) = (0.0, Vec::new(), BTreeMap::<&str, Vec<f64>>::new());
-        for (index, (item, tokens)) in items.iter().zip(columns.sequences()).enumerate() {
+        for (index, (sequence, tokens)) in sequences.iter().zip(columns.sequences()).enumerate() {
             let logprobs = [&[0.0], &columns.trainer_logprobs[tokens]].concat();
-            let own = sample_loss(&formula, &counts, &prl_trainer::Tokens::of(index, item), &logprobs)
-                .map_err(|e| e.to_string())?;
+            let own = sample_loss(&formula, &counts, &sequence.tokens(index), &logprobs).map_err(|e| e.to_string())?;
             loss += own.loss;
             gradient.extend_from_slice(&own.dlogprob[1..]);
             own.metrics.iter().for_each(|(name, value)| metrics.entry(name).or_default().push(*value));
@@ -119,7 +119,7 @@ impl Component {
     }
 
     /// A sequence as the trainer gets it: behind one token that nothing predicts, which is no member of anything.
-    fn item(&self, columns: &Columns, tokens: std::ops::Range<usize>) -> Result<BatchItem, String> {
+    fn sequence(&self, columns: &Columns, tokens: std::ops::Range<usize>) -> Result<Sequence, String> {
         let stream = |values: &[f32]| [&[0.0], &values[tokens.clone()]].concat();
         let needed = |name: &str, values: &Option<Vec<f32>>| match values {
             Some(values) => Ok(Some(stream(values))),
@@ -146,9 +146,20 @@ impl Component {
             (_, given) => needed("inference_logprobs", given)?.unwrap_or_default(),
         };
         let mask = [&[false], &columns.mask[tokens.clone()]].concat();
-        let ids = [&[0], &columns.token_ids[tokens.clone()]].concat();
-        let version = PolicyVersion(0);
-        let sample = Sample::made_up(ids, mask, inference, 1.0, Vec::new(), (version, version));
-        BatchItem::new("input".into(), sample.map_err(|e| e.to_string())?, streams).map_err(|e| e.to_string())
+        Ok(Sequence { mask, inference, streams })
+    }
+}
+
+/// What a component reads of a sequence.
+struct Sequence {
+    mask: Vec<bool>,
+    inference: Vec<f32>,
+    streams: Streams,
+}
+
+impl Sequence {
+    fn tokens(&self, index: usize) -> Tokens<'_> {
+        let (mask, sampling_logprobs) = (&self.mask, &self.inference);
+        Tokens { index, env: "input", mask, sampling_logprobs, streams: &self.streams }
     }
 }

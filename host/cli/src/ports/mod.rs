@@ -2,6 +2,7 @@
 
 pub mod algorithm;
 pub mod env;
+pub mod loss;
 pub mod observer;
 pub mod outside;
 pub mod policy;

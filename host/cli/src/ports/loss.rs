@@ -1,0 +1,80 @@
+//! A plug-in's loss as the trainer's. Owns how `[trainer.loss]` becomes one; must not know any formula.
+
+use crate::failure::{Failure, input};
+use prl_algorithm::{Algorithm, Hook, Reference, Registry};
+use prl_config::Loss;
+use prl_model::Learner;
+use prl_trainer::{CustomLoss, Trainer, TrainerParts};
+use prl_types::{LossBatch, LossGradient};
+
+/// An instance of a plug-in whose loss is called.
+pub struct PluginLoss {
+    algorithm: Algorithm,
+    /// The references that it needs.
+    reference: Reference,
+}
+
+impl PluginLoss {
+    /// The plug-in that `loss` names, tried with its keys; `None` for a built-in loss. `section` is where it stands in the
+    /// configuration, `registry` is asked for only when there is something to look up.
+    ///
+    /// # Errors
+    /// No such plug-in, one without a loss, one with a state where there are checkpoints, keys that it does not take.
+    pub fn open(
+        (section, loss): (&str, &Loss),
+        registry: impl FnOnce() -> Result<Registry, Failure>,
+        (seed, saves): (u64, bool),
+    ) -> Result<Option<Self>, Failure> {
+        let Loss::Custom(custom) = loss else { return Ok(None) };
+        let plugin = registry()?.open(&custom.name).map_err(input(format_args!("`{section}.name`")))?;
+        let metadata = plugin.metadata();
+        if !metadata.hooks.contains(&Hook::Loss) {
+            return Err(Failure::input(format_args!("`{section}.name`: the plug-in `{}` has no loss", metadata.name)));
+        }
+        if saves && metadata.hooks.contains(&Hook::State) {
+            return Err(Failure::input(format_args!(
+                "`{section}.name`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
+                metadata.name
+            )));
+        }
+        let reference = metadata.reference;
+        let keys = serde_json::Value::Object(custom.config.clone());
+        let algorithm = plugin.create_loss(&keys, seed).map_err(input(format_args!("`[{section}]`")))?;
+        Ok(Some(PluginLoss { algorithm, reference }))
+    }
+
+    /// Holds the references that the loss needs against those that the algorithms of the run bring: name and kind of each.
+    ///
+    /// # Errors
+    /// An algorithm that brings others or none.
+    pub fn check_references<'a>(&self, algorithms: impl Iterator<Item = (&'a str, Reference)>) -> Result<(), Failure> {
+        let own = self.reference;
+        match algorithms.into_iter().find(|(_, brings)| own != Reference::None && *brings != own) {
+            Some((algorithm, _)) => Err(Failure::input(format_args!(
+                "`trainer.loss.name`: the loss `{}` needs reference log-probabilities ({own:?}), and the algorithm \
+                 `{algorithm}` brings none of these",
+                self.name()
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl CustomLoss for PluginLoss {
+    fn name(&self) -> &str {
+        self.algorithm.name()
+    }
+
+    fn loss(&mut self, batch: &LossBatch) -> Result<LossGradient, String> {
+        self.algorithm.loss(batch).map_err(|e| e.to_string())
+    }
+}
+
+/// A trainer with the loss of a plug-in, or with a built-in one.
+pub fn trainer(learner: Learner, parts: TrainerParts, loss: Option<PluginLoss>) -> Result<Trainer, Failure> {
+    let trainer = match loss {
+        Some(loss) => Trainer::with_loss(learner, parts, Box::new(loss)),
+        None => Trainer::new(learner, parts),
+    };
+    trainer.map_err(Failure::input)
+}
