@@ -1,6 +1,7 @@
 //! The command line as clap sees it. Configuration words are passed through as they are.
 
 use crate::algo;
+use crate::ctl;
 use crate::env;
 use crate::eval;
 use crate::replay;
@@ -44,6 +45,9 @@ pub enum Command {
     /// Look at, try out and make algorithm plug-ins.
     #[command(subcommand)]
     Algo(algo::Command),
+    /// Talk to a running run.
+    #[command(subcommand)]
+    Ctl(ctl::Command),
     /// Look at, try out, make and build environments.
     #[command(subcommand)]
     Env(env::Command),

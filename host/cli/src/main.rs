@@ -10,6 +10,8 @@ mod caches;
 mod checkpoint;
 mod command;
 mod compute;
+mod control;
+mod ctl;
 mod divergence;
 mod doctor;
 mod env;
@@ -61,6 +63,10 @@ fn main() -> ExitCode {
         Command::Env(command) => {
             warnings::show();
             env::run(&command)
+        }
+        Command::Ctl(command) => {
+            warnings::show();
+            ctl::run(&command)
         }
         Command::Eval(asked) => {
             warnings::show();

@@ -1,5 +1,6 @@
 //! `prl rl`: checks everything, assembles trainer, engine, environments and algorithm, and runs the orchestrator.
 
+mod algorithms;
 mod sampler;
 mod settings;
 
@@ -9,31 +10,28 @@ use crate::budget;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::compute::Compute;
+use crate::control::{Control, Reach};
 use crate::environments;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place, Resumed};
-use crate::ports::algorithm::PluginAlgorithm;
 use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::Recorder;
-use crate::ports::outside::{self, ChatSource, Teacher};
-use crate::ports::policy::PolicyReference;
 use crate::ports::renderer::ModelRenderer;
 use crate::ports::servers::Servers;
 use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
-use prl_algorithm::{Hook, Metadata, Plugin, Registry};
-use prl_config::{Algo, EnvHost, InferenceConfig, Loaded, RlConfig};
+use algorithms::Algorithms;
+use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::Decoder;
 use prl_monitor::{Logs, Progress};
-use prl_orchestrator::{Deps, Env, Reference, Settings, Source, TrainDeps};
+use prl_orchestrator::{Deps, Env, Settings};
 use prl_render::Renderer;
 use prl_trainer::{Trainer, TrainerParts};
-use prl_types::{Message, PolicyVersion, Role};
+use prl_types::PolicyVersion;
 use sampler::Sampler;
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -72,10 +70,7 @@ struct Parts {
     model_dir: PathBuf,
     decoder: Decoder,
     renderer: Arc<Renderer>,
-    /// By training environment.
-    plugins: Vec<Plugin>,
-    /// By training environment.
-    outside: Vec<Outside>,
+    algorithms: Algorithms,
     /// Where the policy is sampled, if not here.
     servers: Option<Arc<Servers>>,
     loss: Option<PluginLoss>,
@@ -89,10 +84,10 @@ impl Parts {
         let orchestrator = &config.orchestrator;
         let compute = Compute::open(config.device, config.kernels, config.deterministic == Some(true))?;
 
-        let plugins = algorithms(&registry(plugin_files(loaded))?, config)?;
+        let mut algorithms = Algorithms::open(&registry(plugin_files(loaded))?, config)?;
         let loss = custom_loss(loaded)?;
         if let Some(loss) = &loss {
-            loss.check_references(plugins.iter().map(|p| (p.metadata().name.as_str(), p.metadata().reference)))?;
+            loss.check_references(algorithms.about().map(|about| (about.name.as_str(), about.reference)))?;
         }
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
@@ -113,10 +108,7 @@ impl Parts {
             )));
         }
 
-        let mut outside = Vec::new();
-        for (i, plugin) in plugins.iter().enumerate() {
-            outside.push(Outside::connect(plugin.metadata(), orchestrator.algo_of(i), &renderer).await?);
-        }
+        algorithms.connect(config, &renderer).await?;
         let servers = match &orchestrator.model.client {
             Some(client) => Some(Arc::new(Servers::connect(client, &orchestrator.model.name).await?)),
             None => None,
@@ -127,7 +119,7 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, servers, loss, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, algorithms, servers, loss, train, eval })
     }
 }
 
@@ -135,55 +127,6 @@ impl Parts {
 fn context(config: &RlConfig, made_for: usize, servers: Option<&Servers>) -> usize {
     let served = servers.map_or(usize::MAX, Servers::context);
     config.inference.model.max_model_len.unwrap_or(made_for).min(served)
-}
-
-/// Models outside the run that an environment's algorithm uses.
-#[derive(Clone, Default)]
-struct Outside {
-    source: Option<Arc<dyn Source>>,
-    teacher: Option<Arc<dyn Reference>>,
-}
-
-impl Outside {
-    async fn connect(plugin: &Metadata, (key, algo): (String, &Algo), renderer: &Renderer) -> Result<Self, Failure> {
-        let name = &plugin.name;
-        let wrong = |place: &str, why: String| Err(Failure::input(format_args!("`{key}.{place}`{why}")));
-        let model = "set `name` and `base_url` of a served model";
-        match (plugin.reference == prl_algorithm::Reference::Teacher, &algo.teacher) {
-            (true, None) => {
-                return wrong("teacher", format!(" is missing: `{name}` wants a teacher's log-probabilities; {model}"));
-            }
-            (false, Some(_)) => return wrong("teacher", format!(": `{name}` asks no teacher; remove it")),
-            _ => {}
-        }
-        match (plugin.source == prl_algorithm::Source::Frozen, &algo.sampling.source) {
-            (true, None) => {
-                let why = format!(" is missing: `{name}` learns from what a model outside the run answers; {model}");
-                return wrong("sampling.source", why);
-            }
-            (false, Some(_)) => {
-                let why = format!(
-                    ": `{name}` needs log-probabilities of what is sampled, so it must be the policy's; remove it"
-                );
-                return wrong("sampling.source", why);
-            }
-            _ => {}
-        }
-        let mut outside = Outside::default();
-        if let Some(source) = &algo.sampling.source {
-            let model = outside::Outside::connect(source, &format!("{key}.sampling.source")).await?;
-            outside.source = Some(Arc::new(ChatSource(model)));
-        }
-        if let Some(teacher) = &algo.teacher {
-            let place = format!("{key}.teacher");
-            let model = outside::Outside::connect(teacher, &place).await?;
-            let hello =
-                renderer.render_ids(&[Message::text(Role::User, "Hello")], &[], true).map_err(Failure::input)?;
-            model.check_scores(&hello.ids, &place).await?;
-            outside.teacher = Some(Arc::new(Teacher(model)));
-        }
-        Ok(outside)
-    }
 }
 
 /// The files of `--plugin`.
@@ -197,42 +140,6 @@ fn custom_loss(loaded: &Loaded<RlConfig>) -> Result<Option<PluginLoss>, Failure>
     let config = &loaded.config;
     let of = (config.seed, config.trainer.ckpt.is_some());
     PluginLoss::open(("trainer.loss", &config.trainer.loss), || registry(plugin_files(loaded)), of)
-}
-
-/// The plug-in of each training environment, tried with its configuration. One that several have is loaded once.
-fn algorithms(registry: &Registry, config: &RlConfig) -> Result<Vec<Plugin>, Failure> {
-    let mut loaded = BTreeMap::<&str, Plugin>::new();
-    let mut plugins = Vec::new();
-    for i in 0..config.orchestrator.train.env.len() {
-        let (key, algo) = config.orchestrator.algo_of(i);
-        let plugin = match loaded.get(algo.kind.as_str()) {
-            Some(plugin) => plugin.clone(),
-            None => registry.open(&algo.kind).map_err(input(format_args!("`{key}.type`")))?,
-        };
-        loaded.insert(&algo.kind, plugin.clone());
-        create(&plugin, config, i)?;
-        if config.trainer.ckpt.is_some() && plugin.metadata().hooks.contains(&Hook::State) {
-            return Err(Failure::input(format_args!(
-                "`{key}.type`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
-                plugin.metadata().name
-            )));
-        }
-        plugins.push(plugin);
-    }
-    Ok(plugins)
-}
-
-/// The instance for a training environment.
-fn create(plugin: &Plugin, config: &RlConfig, env: usize) -> Result<prl_algorithm::Algorithm, Failure> {
-    let (key, algo) = config.orchestrator.algo_of(env);
-    let options = serde_json::Value::Object(algo.config.clone());
-    plugin.create(&options, config.seed).map_err(input(format_args!("`{key}`")))
-}
-
-/// Their names, each once.
-fn names(plugins: &[Plugin]) -> String {
-    let names: BTreeSet<&str> = plugins.iter().map(|p| p.metadata().name.as_str()).collect();
-    names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 async fn pools(
@@ -358,7 +265,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     tracing::info!(
         target: "prl_orchestrator",
         "{} | algorithm {} | output {}",
-        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), names(&parts.plugins),
+        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), parts.algorithms.names(),
         dir.root().display()
     );
     if let Some((step, path)) = &ready.resumed {
@@ -378,7 +285,17 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let (policy, handover) = ready.sampler.policy(decode, &dir, &parts.model_dir, begins).await?;
     let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
     let trainer = Arc::new(LocalTrainer::new(ready.trainer, handover, dir.clone(), plan));
-    let algorithm = |i: usize| create(&parts.plugins[i], config, i).map(|a| Arc::new(PluginAlgorithm::new(a)));
+    let resumed = ready.settings.resume.as_ref().map(|progress| &progress.algorithms);
+    let instances = parts.algorithms.instances(config, resumed)?;
+    let control = Reach {
+        step: recorder.step(),
+        max_steps: config.orchestrator.max_steps,
+        algorithms: instances.iter().map(|one| (one.env.clone(), one.real.clone())).collect(),
+        stop: stop.clone(),
+    };
+    let control = Control::listen(dir.root(), control)
+        .inspect_err(|error| tracing::warn!(target: "prl_orchestrator", "`prl ctl` cannot reach this run: {error}"))
+        .ok();
     let deps = Deps {
         policy,
         renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
@@ -386,25 +303,14 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         observer: recorder.clone(),
         train: train
             .into_iter()
-            .enumerate()
-            .map(|(i, env)| {
-                let (algorithm, Outside { source, teacher }) = (algorithm(i)?, parts.outside[i].clone());
-                let live = parts.plugins[i].metadata().reference == prl_algorithm::Reference::Policy;
-                let reference = match live {
-                    true => Some(Arc::new(PolicyReference {
-                        policy: ready.sampler.scores(),
-                        algorithm: algorithm.clone(),
-                        renderer: parts.renderer.clone(),
-                    }) as Arc<dyn Reference>),
-                    false => teacher,
-                };
-                Ok(TrainDeps { env, algorithm, source, reference })
-            })
-            .collect::<Result<_, Failure>>()?,
+            .zip(instances)
+            .map(|(env, instance)| instance.deps(env, ready.sampler.scores(), parts.renderer.clone()))
+            .collect(),
         eval,
         stop: stop.receiver.clone(),
     };
     let result = prl_orchestrator::run(ready.settings, deps).await;
+    drop(control);
 
     ready.sampler.report();
     let stopped = match result {

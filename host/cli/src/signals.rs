@@ -5,15 +5,27 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+/// The exit code after SIGTERM.
+const TERMINATED: i32 = 143;
+
 /// What has been asked for so far.
 #[derive(Clone)]
 pub struct Stop {
     /// True once a signal came.
     pub receiver: watch::Receiver<bool>,
     code: Arc<AtomicI32>,
+    sender: Arc<watch::Sender<bool>>,
 }
 
 impl Stop {
+    /// Stops as SIGTERM does.
+    pub fn ask(&self) {
+        if self.code.swap(TERMINATED, Ordering::SeqCst) == 0 {
+            tracing::warn!("Stopping, as was asked, as soon as what is under way can be left");
+            let _ = self.sender.send(true);
+        }
+    }
+
     /// 130 or 143 once a signal came.
     pub fn exit_code(&self) -> Option<u8> {
         u8::try_from(self.code.load(Ordering::SeqCst)).ok().filter(|code| *code != 0)
@@ -26,15 +38,15 @@ impl Stop {
 /// The system refuses the handlers.
 pub fn listen() -> std::io::Result<Stop> {
     let (sender, receiver) = watch::channel(false);
-    let code = Arc::new(AtomicI32::new(0));
-    let stop = Stop { receiver, code: code.clone() };
+    let (code, sender) = (Arc::new(AtomicI32::new(0)), Arc::new(sender));
+    let stop = Stop { receiver, code: code.clone(), sender: sender.clone() };
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::spawn(async move {
         loop {
             let exit = tokio::select! {
                 _ = interrupt.recv() => 130,
-                _ = terminate.recv() => 143,
+                _ = terminate.recv() => TERMINATED,
             };
             if code.swap(exit, Ordering::SeqCst) != 0 {
                 std::process::exit(exit);

@@ -5,10 +5,10 @@
 use crate::batcher::{Batcher, Cut};
 use crate::eval::{self, EvalRun};
 use crate::rollout::Plan;
-use crate::scoring::Verdict;
+use crate::scoring::{Judged, Verdict};
 use crate::tasks::TaskSource;
 use crate::{Error, Finished, Observer, Progress, Purpose, Settings, StepReport, TrainReport};
-use prl_types::{Batch, GroupId, Metric, PolicyVersion, Step, Task};
+use prl_types::{Batch, GroupId, PolicyVersion, Step, Task};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ pub(crate) enum Event {
     },
     Scored {
         group: u64,
-        verdicts: Result<(Vec<Verdict>, Vec<Metric>), String>,
+        judged: Result<Judged, String>,
     },
     Trained {
         step: Step,
@@ -49,7 +49,7 @@ pub(crate) enum Action {
     Start { key: GroupKey, env: usize, plan: Plan },
     Cancel { key: GroupKey, member: u32 },
     ScoreEval { key: GroupKey, env: usize, members: Arc<Vec<Finished>> },
-    Score { group: u64, env: usize, members: Arc<Vec<Finished>> },
+    Score { group: u64, env: usize, step: Step, members: Arc<Vec<Finished>> },
     SetPolicy(PolicyVersion),
     Train { batch: Batch, progress: Progress },
 }
@@ -98,6 +98,8 @@ pub(crate) struct Machine {
     reported: Step,
     reported_at: f64,
     totals: Progress,
+    /// Of the algorithms, by environment.
+    states: BTreeMap<String, String>,
     saved: Progress,
     // Evaluation.
     evals: VecDeque<EvalRun>,
@@ -156,6 +158,7 @@ impl Machine {
             reported: start,
             reported_at: 0.0,
             saved: totals.clone(),
+            states: totals.algorithms.clone(),
             totals,
             evals: VecDeque::new(),
             eval_grouped,
@@ -185,7 +188,7 @@ impl Machine {
             Event::Task { key, task } => self.on_task(key, task)?,
             Event::Rollout { key, member, finished } => self.on_rollout(key, member, finished)?,
             Event::EvalScored { key, verdicts } => self.on_eval_scored(key, verdicts),
-            Event::Scored { group, verdicts } => self.on_scored(group, verdicts)?,
+            Event::Scored { group, judged } => self.on_scored(group, judged)?,
             Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
         }
         self.pump(&mut out)?;
@@ -297,17 +300,18 @@ impl Machine {
         PolicyVersion((self.step - 1).saturating_sub(self.settings.max_off_policy_steps))
     }
 
-    fn on_scored(&mut self, group: u64, verdicts: Result<(Vec<Verdict>, Vec<Metric>), String>) -> Result<(), Error> {
+    fn on_scored(&mut self, group: u64, judged: Result<Judged, String>) -> Result<(), Error> {
         let Some(scoring) = self.scoring.take_if(|s| s.group == group) else { return Ok(()) };
-        let (verdicts, metrics) = match verdicts {
-            Ok(scored) => scored,
+        let env = self.settings.train[scoring.env].name.clone();
+        let Judged { verdicts, metrics, state } = match judged {
+            Ok(judged) => judged,
             Err(message) => {
-                let env = self.settings.train[scoring.env].name.clone();
                 self.scoring = Some(scoring);
                 return Err(Error::Algorithm { env, group: GroupId(group), message });
             }
         };
         self.batcher.note(metrics);
+        self.states.extend(state.map(|state| (env, state)));
         let members = Arc::try_unwrap(scoring.members).unwrap_or_else(|shared| shared.as_ref().clone());
         let rollouts = members.into_iter().zip(verdicts).map(|(member, verdict)| {
             let mut rollout = member.rollout;
@@ -331,7 +335,7 @@ impl Machine {
             _ => None,
         });
         let members = Arc::new(finished.collect::<Vec<_>>());
-        out.push(Action::Score { group, env, members: members.clone() });
+        out.push(Action::Score { group, env, step: self.step, members: members.clone() });
         self.scoring = Some(Scoring { group, env, members });
         true
     }
@@ -367,6 +371,7 @@ impl Machine {
             total_tokens: self.totals.total_tokens + cut.tokens,
             total_rollouts: self.totals.total_rollouts + cut.rollouts,
             total_tasks: self.totals.total_tasks + cut.tasks,
+            algorithms: self.states.clone(),
         };
         for (name, value) in [
             ("progress/total_tokens", self.totals.total_tokens as f64),

@@ -257,11 +257,20 @@ pub trait Algorithm: Send + Sync {
         1
     }
 
-    /// Scores a group: its members without an error, in order; at least [`Algorithm::min_group`].
+    /// Scores a group: its members without an error, in order; at least [`Algorithm::min_group`]. `step` is the one whose
+    /// batch is being filled.
     ///
     /// # Errors
     /// Ends the run.
-    fn score_group(&self, group: &[&Rollout]) -> Result<Scored, String>;
+    fn score_group(&self, step: Step, group: &[&Rollout]) -> Result<Scored, String>;
+
+    /// What a checkpoint must hold of it, after the last group that it scored; nothing for one without a state.
+    ///
+    /// # Errors
+    /// Ends the run.
+    fn state(&self) -> Result<Option<String>, String> {
+        Ok(None)
+    }
 }
 
 /// What a training step reports.

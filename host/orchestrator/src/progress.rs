@@ -20,6 +20,10 @@ pub struct Progress {
     pub total_rollouts: u64,
     /// Tasks of these rollouts.
     pub total_tasks: u64,
+    /// States of the algorithms that have one, by training environment: what [`Algorithm::state`](crate::Algorithm::state)
+    /// gave.
+    #[serde(default)]
+    pub algorithms: BTreeMap<String, String>,
 }
 
 /// One environment's part of a step.

@@ -3,7 +3,7 @@
 
 use crate::rollout::total_reward;
 use crate::{Algorithm, Env, Finished, Scored};
-use prl_types::{ErrorKind, Metric, Rollout, RolloutError, Score, Streams};
+use prl_types::{ErrorKind, Metric, Rollout, RolloutError, Score, Step, Streams};
 use std::sync::Arc;
 
 /// Name under which a group's rollouts are recorded as filtered when too few members are valid.
@@ -42,21 +42,33 @@ impl Verdict {
     }
 }
 
-/// Scores a group: one verdict per member, and the algorithm's own numbers.
+/// What came of a group.
+#[derive(Debug, Default)]
+pub(crate) struct Judged {
+    /// One per member.
+    pub verdicts: Vec<Verdict>,
+    /// The algorithm's own numbers.
+    pub metrics: Vec<Metric>,
+    /// The algorithm's state after it.
+    pub state: Option<String>,
+}
+
+/// Scores a group for the batch of `step`.
 ///
 /// # Errors
 /// The algorithm failed or gave invalid streams.
 pub(crate) async fn score(
     env: Arc<dyn Env>,
     algorithm: Arc<dyn Algorithm>,
+    step: Step,
     members: Arc<Vec<Finished>>,
-) -> Result<(Vec<Verdict>, Vec<Metric>), String> {
+) -> Result<Judged, String> {
     let mut verdicts = together(env.as_ref(), &members).await;
     let valid: Vec<usize> =
         (0..members.len()).filter(|i| members[*i].rollout.error.is_none() && verdicts[*i].error.is_none()).collect();
     if valid.len() < algorithm.min_group().max(1) {
         valid.into_iter().for_each(|i| verdicts[i].dropped = Some(INCOMPLETE_GROUP));
-        return Ok((verdicts, Vec::new()));
+        return Ok(Judged { verdicts, ..Judged::default() });
     }
     let work = move || {
         let rescored: Vec<Option<Rollout>> = valid
@@ -68,7 +80,7 @@ pub(crate) async fn score(
             .collect();
         let group: Vec<&Rollout> =
             valid.iter().zip(&rescored).map(|(i, r)| r.as_ref().unwrap_or(&members[*i].rollout)).collect();
-        let Scored { streams, metrics } = algorithm.score_group(&group)?;
+        let Scored { streams, metrics } = algorithm.score_group(step, &group)?;
         if streams.len() != group.len() {
             return Err(format!("it gave streams for {} rollouts of a group of {}", streams.len(), group.len()));
         }
@@ -81,7 +93,8 @@ pub(crate) async fn score(
                 None => verdicts[*i].dropped = Some(ALGORITHM),
             }
         }
-        Ok((verdicts, metrics))
+        let state = algorithm.state()?;
+        Ok(Judged { verdicts, metrics, state })
     };
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,

@@ -243,10 +243,10 @@ impl Shell {
                         Event::EvalScored { key, verdicts: scoring::together(env.as_ref(), &members).await }
                     });
                 }
-                Action::Score { group, env, members } => {
+                Action::Score { group, env, step, members } => {
                     let TrainDeps { env, algorithm, .. } = self.deps.train[env].clone();
                     self.tasks.spawn(async move {
-                        Event::Scored { group, verdicts: scoring::score(env, algorithm, members).await }
+                        Event::Scored { group, judged: scoring::score(env, algorithm, step, members).await }
                     });
                 }
                 Action::SetPolicy(version) => {

@@ -20,6 +20,7 @@ const METRICS: &str = "metrics.jsonl";
 const WANDB: &str = "wandb";
 const ORPHANED: &str = "orphaned";
 const LOCK: &str = ".lock";
+const CONTROL: &str = "control.sock";
 
 /// What shows that a run was here. `configs` is not among them: a dry run writes it.
 const TRACES: [&str; 8] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, BROADCASTS, METRICS, LOGS, WANDB, ORPHANED];
@@ -121,6 +122,11 @@ impl RunDir {
     /// `metrics.jsonl`.
     pub fn metrics(&self) -> PathBuf {
         self.root.join(METRICS)
+    }
+
+    /// The socket that a running run listens on.
+    pub fn control(root: &Path) -> PathBuf {
+        root.join(CONTROL)
     }
 
     /// Where W&B's `wandb/` folder goes.

@@ -139,7 +139,7 @@ struct NoTraining;
 const NO_TRAINING: &str = "an evaluation does not train";
 
 impl Algorithm for NoTraining {
-    fn score_group(&self, _: &[&Rollout]) -> Result<Scored, String> {
+    fn score_group(&self, _: Step, _: &[&Rollout]) -> Result<Scored, String> {
         Err(NO_TRAINING.into())
     }
 }

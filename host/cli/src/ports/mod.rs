@@ -8,5 +8,6 @@ pub mod outside;
 pub mod policy;
 pub mod renderer;
 pub mod servers;
+pub mod shadow;
 pub mod tape;
 pub mod trainer;

@@ -7,7 +7,8 @@ use prl_orchestrator::{EnvShare, Observer, Purpose, StepReport};
 use prl_store::{RolloutLog, Split, StoreError, Subset};
 use prl_types::{Eval, Rollout, Step, Summary};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The run's recorder.
 pub struct Recorder(Mutex<Inner>);
@@ -17,13 +18,20 @@ struct Inner {
     rollouts: RolloutLog,
     tapes: Tapes,
     bar: Option<Progress>,
+    step: Arc<AtomicU64>,
     failed: bool,
 }
 
 impl Recorder {
     /// `tapes` hold what the log keeps beside the rollouts; `bar` counts steps.
     pub fn new(monitor: Monitor, rollouts: RolloutLog, tapes: Tapes, bar: Option<Progress>) -> Self {
-        Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, tapes, bar, failed: false }))
+        let step = Arc::new(AtomicU64::new(0));
+        Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, tapes, bar, step, failed: false }))
+    }
+
+    /// The newest step that was reported.
+    pub fn step(&self) -> Arc<AtomicU64> {
+        self.lock().step.clone()
     }
 
     /// Flushes everything. Nothing is recorded afterwards.
@@ -101,6 +109,7 @@ impl Observer for Recorder {
         tracing::info!(target: "prl_trainer", success = true, "{}", trainer_line(report.step, &report.train));
         tracing::info!(target: "prl_orchestrator", success = true, "{}", orchestrator_line(report));
         let mut inner = self.lock();
+        inner.step.store(report.step, Ordering::Relaxed);
         // Later maps win: `time/step` is the whole step's, not the trainer's part of it.
         inner.log(report.step, &[&report.train, &report.metrics]);
         let result = inner.rollouts.end_step(report.step);

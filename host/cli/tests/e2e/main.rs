@@ -7,6 +7,7 @@
 mod algo;
 mod bad_input;
 mod config;
+mod ctl;
 mod doctor;
 mod env;
 mod eval;

@@ -1,5 +1,6 @@
 //! Going on from a checkpoint.
 
+use crate::plugin::built;
 use crate::support::{Scratch, files, rows};
 
 #[test]
@@ -49,14 +50,19 @@ fn a_synchronous_run_is_the_same_with_and_without_a_stop() {
         let small = "--orchestrator.batch-size 16 --orchestrator.group-size 4";
         scratch.prl(&format!("rl @ {toml} {small} {words} --output-dir {out} {more}")).ok()
     };
-    rl("through", "--max-steps 4");
-    rl("stopped", "--max-steps 2");
-    rl("stopped", "--max-steps 4 --ckpt.resume-step -1");
-    let (through, stopped) = (scratch.run("through"), scratch.run("stopped"));
-    for name in ["loss/mean", "reward/all/mean", "optim/grad_norm", "entropy/all/max"] {
-        assert_eq!(through.series(name), stopped.series(name), "{name}");
+    // The second has a state, which goes on too.
+    let rae = format!("--plugin {} --orchestrator.algo.type rae", built("rae"));
+    for (name, algorithm) in [("grpo", ""), ("rae", rae.as_str())] {
+        let (through, stopped) = (format!("{name}_through"), format!("{name}_stopped"));
+        rl(&through, &format!("{algorithm} --max-steps 4"));
+        rl(&stopped, &format!("{algorithm} --max-steps 2"));
+        rl(&stopped, &format!("{algorithm} --max-steps 4 --ckpt.resume-step -1"));
+        let (through, stopped) = (scratch.run(&through), scratch.run(&stopped));
+        for name in ["loss/mean", "reward/all/mean", "optim/grad_norm", "entropy/all/max"] {
+            assert_eq!(through.series(name), stopped.series(name), "{name}");
+        }
+        assert!(through.weights(4) == stopped.weights(4), "other weights");
     }
-    assert!(through.weights(4) == stopped.weights(4), "other weights");
 }
 
 #[test]

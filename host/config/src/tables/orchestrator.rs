@@ -214,6 +214,9 @@ section! {
         /// The algorithm of environments that have none of their own: `type` names the plug-in, the other keys are handed to
         /// it.
         algo: Algo = Algo::default();
+        /// Further algorithms that score the same groups and train nothing; their streams' statistics are recorded beside those of
+        /// the algorithms that train (not in prime-rl).
+        shadow_algo: Vec<Algo> = Vec::new();
         /// The sampled model.
         model: OrchestratorModel = OrchestratorModel::default();
         /// What to train on.

@@ -494,7 +494,7 @@ impl Algorithm for FakeAlgorithm {
         self.0.script.min_group
     }
 
-    fn score_group(&self, group: &[&Rollout]) -> Result<Scored, String> {
+    fn score_group(&self, _: Step, group: &[&Rollout]) -> Result<Scored, String> {
         assert!(group.len() >= self.0.script.min_group && group.iter().all(|r| r.error.is_none()));
         let mean = group.iter().map(|r| r.reward).sum::<f64>() / group.len() as f64;
         let streams = |r: &&Rollout| {

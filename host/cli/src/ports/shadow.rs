@@ -1,0 +1,118 @@
+//! Algorithms that score the same groups as the real one and train nothing. Owns the comparison of their streams.
+
+use crate::ports::algorithm::PluginAlgorithm;
+use prl_orchestrator::{Algorithm, Scored};
+use prl_types::{Metric, Rollout, Step, Streams, Summary};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The real one with its shadows.
+pub struct Shadowed {
+    real: Arc<PluginAlgorithm>,
+    shadows: Vec<(PluginAlgorithm, AtomicBool)>,
+}
+
+impl Shadowed {
+    /// `shadows` score what `real` scores.
+    pub fn new(real: Arc<PluginAlgorithm>, shadows: Vec<PluginAlgorithm>) -> Self {
+        Shadowed { real, shadows: shadows.into_iter().map(|shadow| (shadow, AtomicBool::new(false))).collect() }
+    }
+}
+
+impl Algorithm for Shadowed {
+    fn score_group(&self, step: Step, group: &[&Rollout]) -> Result<Scored, String> {
+        let mut scored = self.real.score_group(step, group)?;
+        if self.shadows.is_empty() {
+            return Ok(scored);
+        }
+        let real = advantages(group, &scored.streams);
+        about(&self.real.name(), &scored.streams, &real, &mut scored.metrics);
+        for (shadow, told) in &self.shadows {
+            let name = format!("shadow/{}", shadow.name());
+            let failed = match shadow.score_group(step, group) {
+                Ok(other) => {
+                    let metrics = other.metrics.into_iter();
+                    scored.metrics.extend(metrics.map(|m| Metric { name: format!("shadow/{}", m.name), ..m }));
+                    let values = advantages(group, &other.streams);
+                    about(&name, &other.streams, &values, &mut scored.metrics);
+                    if let Some(value) = correlation(&real, &values) {
+                        scored.metrics.push(Metric { name: format!("{name}/correlation"), value });
+                    }
+                    0.0
+                }
+                Err(error) => {
+                    if !told.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(target: "prl_orchestrator", "shadow algorithm: {error}; the run goes on");
+                    }
+                    1.0
+                }
+            };
+            scored.metrics.push(Metric { name: format!("{name}/failed"), value: failed });
+        }
+        Ok(scored)
+    }
+
+    fn state(&self) -> Result<Option<String>, String> {
+        self.real.state()
+    }
+}
+
+/// The advantage of every sampled token of the group, 0 where there is none.
+fn advantages(group: &[&Rollout], streams: &[Option<Vec<Streams>>]) -> Vec<f64> {
+    let mut values = Vec::new();
+    for (rollout, streams) in group.iter().zip(streams) {
+        for (i, sample) in rollout.samples.iter().enumerate() {
+            let own = streams.as_ref().and_then(|all| all[i].advantages.as_ref());
+            let sampled = (0..sample.len()).filter(|t| sample.mask()[*t]);
+            values.extend(sampled.map(|t| own.map_or(0.0, |own| f64::from(own[t]))));
+        }
+    }
+    values
+}
+
+/// Statistics of one algorithm's streams over a group.
+fn about(name: &str, streams: &[Option<Vec<Streams>>], advantages: &[f64], metrics: &mut Vec<Metric>) {
+    let summary = Summary::of(advantages.iter().copied());
+    let mut put = |key: &str, value: f64| metrics.push(Metric { name: format!("{name}/{key}"), value });
+    put("advantages/mean", summary.mean);
+    put("advantages/std", summary.std);
+    put("advantages/min", summary.min);
+    put("advantages/max", summary.max);
+    put("dropped", streams.iter().filter(|s| s.is_none()).count() as f64 / streams.len().max(1) as f64);
+    let weights: [(&str, fn(&Streams) -> &Option<Vec<f32>>); 3] = [
+        ("rl_weights", |s| &s.rl_weights),
+        ("ce_weights", |s| &s.ce_weights),
+        ("ref_kl_weights", |s| &s.ref_kl_weights),
+    ];
+    for (key, of) in weights {
+        let all = streams.iter().flatten().flatten().filter_map(|s| of(s).as_ref()).flatten();
+        let sum: f64 = all.map(|w| f64::from(*w)).sum();
+        put(&format!("{key}/sum"), sum);
+    }
+}
+
+/// Pearson's correlation; none where one of the two does not vary.
+fn correlation(a: &[f64], b: &[f64]) -> Option<f64> {
+    let n = a.len() as f64;
+    let (mean_a, mean_b) = (a.iter().sum::<f64>() / n, b.iter().sum::<f64>() / n);
+    let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
+    for (a, b) in a.iter().zip(b) {
+        let (a, b) = (a - mean_a, b - mean_b);
+        (ab, aa, bb) = (ab + a * b, aa + a * a, bb + b * b);
+    }
+    (aa > 0.0 && bb > 0.0).then(|| ab / (aa * bb).sqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::correlation;
+
+    #[test]
+    fn correlation_is_of_what_varies() {
+        let close = |value: Option<f64>, want: f64| (value.unwrap() - want).abs() < 1e-12;
+        assert!(close(correlation(&[1.0, 2.0, 3.0], &[10.0, 20.0, 30.0]), 1.0));
+        assert!(close(correlation(&[1.0, 2.0, 3.0], &[3.0, 2.0, 1.0]), -1.0));
+        assert_eq!(correlation(&[1.0, 1.0], &[1.0, 2.0]), None);
+        assert_eq!(correlation(&[], &[]), None);
+    }
+}
