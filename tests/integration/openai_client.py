@@ -124,7 +124,9 @@ def plain(address: str) -> None:
     create = client.chat.completions.create
     refused(lambda: create(**hi, temperature=-1), "temperature")
     refused(lambda: create(**{**hi, "model": "x"}), "model", openai.NotFoundError)
-    refused(lambda: create(**hi, response_format={"type": "json_object"}), "response_format")
+    unknown = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "unknown"}}}
+    refused(lambda: create(**hi, response_format=unknown), "response_format")
+    refused(lambda: create(**hi, presence_penalty=2.5), "presence_penalty")
     refused(lambda: client_of(address, "another").models.list(), None, openai.AuthenticationError)
 
 

@@ -37,8 +37,10 @@ cc -O2 -fPIC -shared -I "$root/sdk/abi/include" "$root/plugins/c/cispo.c" -o "$o
 "$py" "$here/algorithms_equal.py" "$prl" "$plugins/release/librae.so" "$plugins/release/libgspo.so" "$out/libcispo.so"
 
 # The server: OpenAI's client, transformers and PEFT beside it, and many callers at once while weights change.
+# The server: OpenAI's client, guided output, transformers and PEFT beside it, and many callers at once while weights change.
 tiny="$root/examples/reverse_text/model"
 "$py" "$here/openai_client.py" "$prl" "$tiny"
+"$py" "$here/guided.py" "$prl" "$tiny" "$out"
 "$py" "$here/server_equal.py" "$prl" "$tiny" 20
 "$py" "$here/lora_equal.py" "$prl" "$tiny" "$out"
 "$py" "$here/server_load.py" "$prl" "$tiny" "$out" 20 256

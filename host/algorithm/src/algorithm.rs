@@ -125,6 +125,33 @@ impl Algorithm {
         Ok(scored)
     }
 
+    /// As a run scores a complete group: each of its members alone, then all together. What was said of a member alone, a
+    /// reason to drop it and metrics among it, is in the result.
+    ///
+    /// # Errors
+    /// As [`Algorithm::score_rollout`] and [`Algorithm::score_group`].
+    pub fn score_whole_group(&mut self, rollouts: &[&Rollout]) -> Result<Scored, AlgorithmError> {
+        if !self.has(Hook::ScoreRollout) {
+            return self.score_group(rollouts);
+        }
+        let (mut seen, mut early, mut metrics, mut seconds) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
+        for rollout in rollouts {
+            let alone = self.score_rollout(rollout)?;
+            metrics.extend(alone.metrics);
+            seconds += alone.seconds;
+            early.push(alone.dropped.into_iter().next().flatten());
+            let streams = alone.streams.into_iter().next().unwrap_or_default();
+            seen.push(Rollout { streams, ..(*rollout).clone() });
+        }
+        let mut scored = self.score_group(&seen.iter().collect::<Vec<_>>())?;
+        scored.metrics.splice(0..0, metrics);
+        scored.seconds += seconds;
+        for (late, early) in scored.dropped.iter_mut().zip(early) {
+            *late = late.take().or(early);
+        }
+        Ok(scored)
+    }
+
     /// What a checkpoint must hold; empty for an algorithm without state.
     ///
     /// # Errors

@@ -83,6 +83,9 @@ fn streams_of_a_rollout_are_there_when_its_group_is_scored() {
     }
     let scored = score(&mut algorithm, &rollouts).unwrap();
     assert_eq!(scored.streams[1][0].ce_weights.as_deref(), Some(&[0.25, 0.25, 0.0, 0.0, 0.0][..]));
+    let fresh = group(&[0.5, 1.0]);
+    let whole = bad("drop").score_whole_group(&fresh.iter().collect::<Vec<_>>()).unwrap();
+    assert_eq!((whole.streams, whole.dropped), (scored.streams, scored.dropped), "in one call as in its parts");
     let mut grpo = load("grpo").create(&json!({}), 0).unwrap();
     assert!(!grpo.has(Hook::ScoreRollout));
     assert_eq!(grpo.score_rollout(&rollouts[0]).unwrap().streams, [rollouts[0].streams.clone()]);

@@ -1,5 +1,6 @@
 //! `prl rl`: checks everything, assembles trainer, engine, environments and algorithm, and runs the orchestrator.
 
+mod sampler;
 mod settings;
 
 use crate::algo::open::registry;
@@ -15,8 +16,9 @@ use crate::ports::algorithm::PluginAlgorithm;
 use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::Recorder;
 use crate::ports::outside::{self, ChatSource, Teacher};
-use crate::ports::policy::{EnginePolicy, PolicyReference, Snapshots};
+use crate::ports::policy::PolicyReference;
 use crate::ports::renderer::ModelRenderer;
+use crate::ports::servers::Servers;
 use crate::ports::tape::Tapes;
 use crate::ports::trainer::LocalTrainer;
 use crate::signals;
@@ -30,6 +32,7 @@ use prl_orchestrator::{Deps, Env, Reference, Settings, Source, TrainDeps};
 use prl_render::Renderer;
 use prl_trainer::{Trainer, TrainerParts};
 use prl_types::{Message, PolicyVersion, Role};
+use sampler::Sampler;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -74,6 +77,8 @@ struct Parts {
     /// By training environment.
     outside: Vec<Outside>,
     loss: Option<PluginLoss>,
+    /// Where the policy is sampled, if not here.
+    servers: Option<Arc<Servers>>,
     train: Vec<Pool>,
     eval: Vec<Pool>,
 }
@@ -112,14 +117,24 @@ impl Parts {
         for (i, plugin) in plugins.iter().enumerate() {
             outside.push(Outside::connect(plugin.metadata(), orchestrator.algo_of(i), &renderer).await?);
         }
+        let servers = match &orchestrator.model.client {
+            Some(client) => Some(Arc::new(Servers::connect(client, &orchestrator.model.name).await?)),
+            None => None,
+        };
         let sandbox = environments::sandbox()?;
-        let context = config.inference.model.max_model_len.unwrap_or(made_for);
+        let context = context(config, made_for, servers.as_deref());
         let train_hosts = orchestrator.train.env.iter().map(|e| e.host());
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, loss, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, loss, servers, train, eval })
     }
+}
+
+/// Tokens of prompt and answer together.
+fn context(config: &RlConfig, made_for: usize, servers: Option<&Servers>) -> usize {
+    let served = servers.map_or(usize::MAX, Servers::context);
+    config.inference.model.max_model_len.unwrap_or(made_for).min(served)
 }
 
 /// Models outside the run that an environment's algorithm uses.
@@ -261,7 +276,7 @@ fn taped(tapes: &Tapes, pools: &[Pool], hosts: impl Iterator<Item = EnvHost>) ->
 /// A model ready to train and to be sampled from, and the settings checked against it.
 struct Ready {
     trainer: Trainer,
-    engine: Engine,
+    sampler: Sampler,
     settings: Settings,
     resumed: Option<Resumed>,
 }
@@ -273,6 +288,7 @@ impl Ready {
         (decoder, loss): (Decoder, Option<PluginLoss>),
         compute: &mut Compute,
         resumed: Option<Resumed>,
+        servers: Option<Arc<Servers>>,
     ) -> Result<Self, Failure> {
         let decoder = match &resumed {
             Some((_, path)) => checkpoint::decoder(path, decoder, compute.home())?,
@@ -281,7 +297,6 @@ impl Ready {
         let shape = decoder.config().clone();
         let (model, precision) = (&config.trainer.model, config.trainer.matmul_precision);
         let learner = compute.learner(decoder, model, precision, model.seq_len)?;
-        let snapshot = learner.snapshot().map_err(Failure::input)?;
         let parts = TrainerParts {
             loss: config.trainer.loss.clone(),
             optim: config.trainer.optim.clone(),
@@ -296,13 +311,24 @@ impl Ready {
             trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
             progress = Some(checkpoint::orchestrator_progress(path).map_err(input("`ckpt.resume_step`"))?);
         }
-        let version = PolicyVersion(resumed.as_ref().map_or(0, |(step, _)| *step));
-        let max_len = config.inference.model.max_model_len.unwrap_or(shape.max_position_embeddings);
-        let limits = limits(&config.inference, max_len);
-        let engine = Engine::start(snapshot, version, limits).map_err(Failure::input)?;
+        let max_len = context(config, shape.max_position_embeddings, servers.as_deref());
         let settings = settings::settings(config, &shape, max_len, compute.device, progress);
-        Ok(Ready { trainer, engine, settings, resumed })
+        let sampler = match servers {
+            Some(servers) => Sampler::There(servers),
+            None => {
+                let snapshot = trainer.learner().snapshot().map_err(Failure::input)?;
+                let limits = limits(&config.inference, max_len);
+                let engine = Engine::start(snapshot, version(resumed.as_ref()), limits).map_err(Failure::input)?;
+                Sampler::Here(engine)
+            }
+        };
+        Ok(Ready { trainer, sampler, settings, resumed })
     }
+}
+
+/// The policy that the run begins with.
+fn version(resumed: Option<&Resumed>) -> PolicyVersion {
+    PolicyVersion(resumed.map_or(0, |(step, _)| *step))
 }
 
 fn limits(config: &InferenceConfig, context: usize) -> EngineConfig {
@@ -319,7 +345,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
     let (early, resumed) = place.resume()?.unzip();
-    let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed)?;
+    let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed, parts.servers)?;
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
     let eval = config.orchestrator.eval.iter().flat_map(|eval| eval.env.iter().map(|env| env.host()));
@@ -348,13 +374,13 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), tapes, bar));
     let decoded = parts.renderer.clone();
     let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
-    let snapshots = Snapshots::default();
-    let policy = EnginePolicy { engine: ready.engine.handle(), snapshots: snapshots.clone(), decode };
+    let begins = (version(ready.resumed.as_ref()), ready.trainer.learner());
+    let (policy, handover) = ready.sampler.policy(decode, &dir, &parts.model_dir, begins).await?;
     let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
-    let trainer = Arc::new(LocalTrainer::new(ready.trainer, snapshots, dir.clone(), plan));
+    let trainer = Arc::new(LocalTrainer::new(ready.trainer, handover, dir.clone(), plan));
     let algorithm = |i: usize| create(&parts.plugins[i], config, i).map(|a| Arc::new(PluginAlgorithm::new(a)));
     let deps = Deps {
-        policy: Arc::new(policy),
+        policy,
         renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
         trainer: trainer.clone(),
         observer: recorder.clone(),
@@ -366,7 +392,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
                 let live = parts.plugins[i].metadata().reference == prl_algorithm::Reference::Policy;
                 let reference = match live {
                     true => Some(Arc::new(PolicyReference {
-                        engine: ready.engine.handle(),
+                        policy: ready.sampler.scores(),
                         algorithm: algorithm.clone(),
                         renderer: parts.renderer.clone(),
                     }) as Arc<dyn Reference>),
@@ -380,13 +406,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     };
     let result = prl_orchestrator::run(ready.settings, deps).await;
 
-    let stats = ready.engine.handle().stats();
-    tracing::info!(
-        target: "prl_inference",
-        "Sampled {} tokens for {} turns from {} prefilled prompts ({} tokens) at {:.0} tokens/s of engine time",
-        stats.decode_tokens, stats.finished, stats.prefills, stats.prefill_tokens,
-        stats.decode_tokens as f64 / stats.busy_seconds.max(1e-9)
-    );
+    ready.sampler.report();
     let stopped = match result {
         Ok(outcome) => Ok((outcome.stopped, outcome.progress.step)),
         Err(error) => Err(failure(&error)),

@@ -22,7 +22,9 @@ impl Finish {
     /// aborted, which no environment is told of.
     pub fn new(reason: &prl_types::FinishReason, message: &Message) -> Option<Self> {
         match reason {
-            prl_types::FinishReason::StopToken(_) | prl_types::FinishReason::StopString(_) => {
+            prl_types::FinishReason::StopToken(_)
+            | prl_types::FinishReason::StopString(_)
+            | prl_types::FinishReason::Complete => {
                 Some(if message.tool_calls.is_empty() { Finish::Stop } else { Finish::ToolCalls })
             }
             prl_types::FinishReason::Length => Some(Finish::Length),

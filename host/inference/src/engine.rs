@@ -275,6 +275,13 @@ impl Handle {
                 want: "empty where the request has no decoder",
             });
         }
+        if let Some(guide) = request.guide.as_ref().filter(|guide| guide.vocab_size() != self.vocab_size) {
+            return Err(InferenceError::InvalidSampling {
+                name: "guide",
+                value: format!("for a vocabulary of {}", guide.vocab_size()),
+                want: "made for the model's vocabulary",
+            });
+        }
         if request.adapter.is_some() && !self.takes_adapters {
             return Err(InferenceError::NoAdapters);
         }

@@ -41,6 +41,20 @@ pub enum InferenceError {
         /// What is allowed.
         want: &'static str,
     },
+    /// A grammar that text cannot be bound to.
+    #[error("the grammar cannot be used: {reason}")]
+    BadGrammar {
+        /// Why, in the words of whoever reads it.
+        reason: String,
+    },
+    /// A grammar that was of no use any more on the way.
+    #[error("the grammar leads nowhere after {tokens} tokens: {reason}")]
+    Astray {
+        /// Sampled tokens.
+        tokens: usize,
+        /// Why.
+        reason: String,
+    },
     /// An engine setting out of range.
     #[error("engine setting `{name}` must be at least 1")]
     InvalidConfig {

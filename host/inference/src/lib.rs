@@ -4,11 +4,16 @@
 //! or where weights come from. A request's tokens depend on its prompt, its sampling parameters, its seed and the
 //! weights; on the CPU never on its neighbours or on timing.
 
+#[cfg(test)]
+mod chi2;
 mod clock;
 mod engine;
 mod error;
 mod forward;
+mod grammar;
+mod guide;
 mod live;
+mod penalties;
 mod prefix;
 mod request;
 mod sampler;
@@ -17,6 +22,8 @@ mod stop;
 
 pub use engine::{Engine, EngineConfig, Events, Handle};
 pub use error::InferenceError;
+pub use grammar::{Grammar, Grammars, Word};
+pub use guide::Guide;
 pub use request::{Class, Drawn, Event, PromptDone, Request, Scored};
 pub use sampler::{SamplingParams, draw};
 pub use scheduler::Stats;

@@ -1,8 +1,11 @@
 //! One request on its way: what it has drawn, what it draws next, and when it is done.
 //!
-//! Owns a request's random stream, its stop conditions and what its caller is told. Must not know other requests.
+//! Owns a request's random stream, what changes its logits, its stop conditions and what its caller is told. Must not know
+//! other requests.
 
 use crate::forward::Forward;
+use crate::guide::Guided;
+use crate::penalties::Seen;
 use crate::request::{Drawn, Event, PromptDone, Request, Scored};
 use crate::sampler::draw;
 use crate::{InferenceError, stop};
@@ -29,6 +32,8 @@ pub(crate) struct Live {
     rng: ChaCha8Rng,
     /// The number that the next token is drawn by, once it was asked for.
     uniform: Option<f64>,
+    seen: Option<Seen>,
+    guided: Option<Guided>,
     /// What is told of the prompt, until it was told.
     prompt: Option<PromptDone>,
     pub outcome: Option<Result<FinishReason, InferenceError>>,
@@ -38,7 +43,9 @@ impl Live {
     pub fn new(job: Job, arrival: u64) -> Self {
         let rng = ChaCha8Rng::seed_from_u64(job.request.seed);
         let prompt = Some(PromptDone::default());
-        Live { job, arrival, ids: Vec::new(), began: None, rng, uniform: None, prompt, outcome: None }
+        let seen = Seen::new(&job.request.sampling, &job.request.prompt);
+        let guided = job.request.guide.clone().map(Guided::new);
+        Live { job, arrival, ids: Vec::new(), began: None, rng, uniform: None, seen, guided, prompt, outcome: None }
     }
 
     /// Whether nobody waits for it any more.
@@ -114,11 +121,17 @@ impl Live {
     pub fn want(&mut self) -> Want {
         let sampling = &self.job.request.sampling;
         let filtered = !sampling.keeps_all() && sampling.temperature > 0.0;
-        if filtered || sampling.logprobs.is_some() || !sampling.logit_bias.is_empty() || self.is_short() {
+        if filtered || sampling.logprobs.is_some() || self.changes_logits() {
             return Want::Logits;
         }
         let temperature = sampling.temperature;
         Want::Token(Draw { temperature, uniform: self.uniform() })
+    }
+
+    /// Whether its next token is not drawn from the model's own logits.
+    fn changes_logits(&self) -> bool {
+        let biased = !self.job.request.sampling.logit_bias.is_empty();
+        biased || self.seen.is_some() || self.guided.is_some() || self.is_short()
     }
 
     /// Whether it must not end yet.
@@ -140,8 +153,14 @@ impl Live {
             Answer::Logits(row) => row,
         };
         let uniform = self.uniform();
+        let changed = match self.changes_logits().then(|| self.changed(logits)).transpose() {
+            Ok(changed) => changed,
+            Err(end) => {
+                self.outcome = Some(end);
+                return 0;
+            }
+        };
         let sampling = &self.job.request.sampling;
-        let changed = self.changed(logits);
         let token = match draw(changed.as_deref().unwrap_or(logits), sampling, uniform) {
             Ok(token) => token,
             Err(e) => {
@@ -158,13 +177,11 @@ impl Live {
         self.take(version, context, scored)
     }
 
-    /// The logits to draw from, where they are not the model's own.
-    fn changed(&self, logits: &[f32]) -> Option<Vec<f32>> {
+    /// The logits to draw from: the model's with bias and penalties, and −∞ for what must not come. An error is its end:
+    /// nothing may come.
+    fn changed(&mut self, logits: &[f32]) -> Result<Vec<f32>, Result<FinishReason, InferenceError>> {
+        let short = self.is_short();
         let sampling = &self.job.request.sampling;
-        let banned = if self.is_short() { sampling.stop_token_ids.as_slice() } else { &[] };
-        if banned.is_empty() && sampling.logit_bias.is_empty() {
-            return None;
-        }
         let mut changed = logits.to_vec();
         let at = |changed: &mut Vec<f32>, id: TokenId, value: &dyn Fn(f32) -> f32| {
             if let Some(logit) = changed.get_mut(id as usize) {
@@ -172,8 +189,21 @@ impl Live {
             }
         };
         sampling.logit_bias.iter().for_each(|(id, bias)| at(&mut changed, *id, &|logit| logit + bias));
-        banned.iter().for_each(|id| at(&mut changed, *id, &|_| f32::NEG_INFINITY));
-        Some(changed)
+        if let Some(seen) = &self.seen {
+            seen.apply(sampling, &mut changed);
+        }
+        let ends = sampling.stop_token_ids.as_slice();
+        if short {
+            ends.iter().for_each(|id| at(&mut changed, *id, &|_| f32::NEG_INFINITY));
+        }
+        if let Some(guided) = &mut self.guided {
+            let whole = guided.restrict(&mut changed, ends).map_err(Err)?;
+            // What is no number is something, and an error of its own.
+            if changed.iter().all(|logit| *logit == f32::NEG_INFINITY) {
+                return Err(if whole { Ok(FinishReason::Complete) } else { Err(guided.stuck()) });
+            }
+        }
+        Ok(changed)
     }
 
     /// Takes a drawn token and decides whether it is the last. Returns how many tokens were taken.
@@ -185,6 +215,7 @@ impl Live {
             return 0;
         }
         self.ids.push(token);
+        self.seen.iter_mut().for_each(|seen| seen.push(token));
         self.tell(Event::Token(Drawn { scored, version }));
         let request = &self.job.request;
         let sampling = &request.sampling;
@@ -195,14 +226,19 @@ impl Live {
             let decode = request.decode.as_ref().filter(|_| may_end)?;
             stop::find(&self.ids, &sampling.stop, decode)
         };
-        self.outcome = if may_end && sampling.stop_token_ids.contains(&token) {
-            Some(Ok(FinishReason::StopToken(token)))
-        } else if let Some(s) = stop_string() {
-            Some(Ok(FinishReason::StopString(s.to_string())))
-        } else if self.ids.len() >= limit {
-            Some(Ok(FinishReason::Length))
-        } else {
-            None
+        let stop = match may_end && sampling.stop_token_ids.contains(&token) {
+            true => Some(FinishReason::StopToken(token)),
+            false => stop_string().map(|s| FinishReason::StopString(s.to_string())),
+        };
+        let full = (self.ids.len() >= limit).then_some(FinishReason::Length);
+        self.outcome = match (stop, self.guided.as_mut()) {
+            (Some(stop), _) => Some(Ok(stop)),
+            (None, None) => full.map(Ok),
+            (None, Some(guided)) => match guided.push(token) {
+                Ok(true) => Some(Ok(FinishReason::Complete)),
+                Ok(false) => full.map(Ok),
+                Err(error) => Some(Err(error)),
+            },
         };
         1
     }
@@ -229,3 +265,7 @@ fn scored<F: Forward>(
     let top = ids.into_iter().map(|id| (id, forward.logprob(row, id, temperature))).collect();
     Scored { id, logprob, rank, top }
 }
+
+#[cfg(test)]
+#[path = "live_tests.rs"]
+mod tests;

@@ -2,7 +2,7 @@
 //! scheduled.
 
 use crate::prefix::Salt;
-use crate::{Decode, InferenceError, SamplingParams};
+use crate::{Decode, Guide, InferenceError, SamplingParams};
 use prl_model::Adapter;
 use prl_types::{FinishReason, PolicyVersion, TokenId};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub struct Request {
     pub cache_salt: Option<Arc<str>>,
     /// What is added to the weights for it.
     pub adapter: Option<Arc<Adapter>>,
+    /// What its text must be; `None` leaves it free.
+    pub guide: Option<Guide>,
     /// Whose it is.
     pub class: Class,
     /// Needed when `sampling.stop` is not empty.
@@ -47,7 +49,8 @@ impl Request {
     pub fn new(prompt: impl Into<Arc<[TokenId]>>, sampling: SamplingParams, seed: u64) -> Self {
         let (class, cache_salt) = (Class::Train, None);
         let (prompt, adapter) = (prompt.into(), None);
-        Request { prompt, sampling, seed, shared: false, goes_on: true, cache_salt, adapter, class, decode: None }
+        let (guide, decode) = (None, None);
+        Request { prompt, sampling, seed, shared: false, goes_on: true, cache_salt, adapter, guide, class, decode }
     }
 
     /// What its keys and values depend on besides tokens and weights.

@@ -1,13 +1,14 @@
 //! The scheduler over a model made of a hash: what is shared, what is dropped, and that nothing depends on company.
 
 use super::*;
-use crate::SamplingParams;
 use crate::live::Job;
 use crate::request::{Class, Event, PromptDone, Request};
 use crate::sampler::draw;
+use crate::{Grammar, Grammars, Guide, SamplingParams, Word};
 use prl_kernels::Held;
 use prl_types::{FinishReason, Sampled};
 use proptest::prelude::*;
+use std::sync::LazyLock;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 const VOCAB: usize = 13;
@@ -480,7 +481,10 @@ fn a_model_that_draws_itself_gives_the_same_tokens() {
     filtered.sampling.top_k = Some(3);
     let mut greedy = request(&[4, 2], 8, 9);
     greedy.sampling.temperature = 0.0;
-    for request in [request(&[4, 2], 8, 9), filtered, greedy] {
+    let mut penalised = request(&[4, 2], 8, 9);
+    penalised.sampling.presence_penalty = 1.5;
+    let guided = Request { guide: Some(GUIDES[1].clone()), ..request(&[4, 2], 8, 9) };
+    for request in [request(&[4, 2], 8, 9), filtered, greedy, penalised, guided] {
         let here = alone(&request);
         DRAWS.set(true);
         let there = alone(&request);
@@ -557,8 +561,22 @@ struct Plan {
     seed: u64,
     max_tokens: usize,
     greedy: bool,
+    guide: Option<usize>,
+    penalised: bool,
     arrives: usize,
 }
+
+/// Grammars of text that is never empty, over the thirteen tokens of which 0 is the end.
+static GUIDES: LazyLock<Vec<Guide>> = LazyLock::new(|| {
+    let texts = ["[", "]", ", ", ",", "1", "23", "\"", "a", "ba", "[1", "23]", " "];
+    let text = |s: &&str| Word::Text(s.as_bytes().to_vec());
+    let words: Vec<Word> = std::iter::once(Word::Special("<|end|>".into())).chain(texts.iter().map(text)).collect();
+    let grammars = Grammars::new(&words).unwrap();
+    let item = serde_json::json!({"type": "integer", "minimum": 1});
+    let list = serde_json::json!({"type": "array", "items": item, "minItems": 1});
+    let all = [Grammar::Json(list), Grammar::Regex("[ab]{3,9}".into()), Grammar::Choice(vec!["a".into(), "a1".into()])];
+    all.iter().map(|grammar| grammars.compile(grammar).unwrap()).collect()
+});
 
 fn plan() -> impl Strategy<Value = Plan> {
     // Few different prompts and keys, so that sharing happens.
@@ -566,9 +584,10 @@ fn plan() -> impl Strategy<Value = Plan> {
         prop::collection::vec(0..VOCAB as TokenId, 1..14),
         (1usize..44).prop_map(|n| (0..n as TokenId).map(|i| i % VOCAB as TokenId).collect()),
     ];
-    let kind = (any::<bool>(), prop::option::of(0u8..2), any::<bool>(), any::<bool>());
+    let drawn = (any::<bool>(), prop::option::of(0usize..3), any::<bool>());
+    let kind = (any::<bool>(), prop::option::of(0u8..2), any::<bool>(), drawn);
     (prompt, kind, any::<u64>(), 1usize..10, 0usize..12).prop_map(
-        |(prompt, (shared, salt, eval, greedy), seed, max_tokens, arrives)| Plan {
+        |(prompt, (shared, salt, eval, (greedy, guide, penalised)), seed, max_tokens, arrives)| Plan {
             prompt,
             shared,
             salt,
@@ -576,6 +595,8 @@ fn plan() -> impl Strategy<Value = Plan> {
             seed,
             max_tokens,
             greedy,
+            guide,
+            penalised,
             arrives,
         },
     )
@@ -599,6 +620,10 @@ proptest! {
                 r.sampling.stop_token_ids = vec![0];
                 if p.greedy {
                     r.sampling.temperature = 0.0;
+                }
+                r.guide = p.guide.map(|i| GUIDES[i].clone());
+                if p.penalised {
+                    (r.sampling.repetition_penalty, r.sampling.frequency_penalty) = (1.5, 0.7);
                 }
                 r
             })

@@ -95,6 +95,12 @@ pub enum RenderError {
         /// The tokenizer library's reason.
         reason: String,
     },
+    /// Tokens have no bytes of their own.
+    #[error("a tokenizer with the decoder `{decoder}` does not say which bytes each token stands for")]
+    NoBytes {
+        /// Its kind.
+        decoder: String,
+    },
     /// The conversation rendered whole does not start with what the model saw before one of its turns, so no loss mask
     /// can be right.
     #[error(

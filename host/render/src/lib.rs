@@ -4,6 +4,7 @@
 //! turn. Must not know what tokens are used for: no weights, no sampling, no rewards. Nothing here turns sampled text
 //! into ids again: sampled ids are kept as they are and only extended.
 
+mod bytes;
 mod error;
 mod parse;
 mod pyjson;

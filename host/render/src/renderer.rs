@@ -193,6 +193,11 @@ impl Renderer {
             || self.tokenizer.id_to_token(id).is_some_and(|token| parse::MARKERS.contains(&token.as_str()))
     }
 
+    /// The token that ends the reasoning, where one does.
+    pub fn reasoning_end(&self) -> Option<TokenId> {
+        self.tokenizer.token_to_id(parse::CLOSE_THINK)
+    }
+
     /// The tokens to append to `previous` (prompt and sampled ids of the turns so far) so that the model can answer
     /// `new`: what closes its turn, the new messages, the generation prompt. `previous` itself is never touched. `None`
     /// where the template's text between turns cannot be proved to be independent of the conversation so far; render

@@ -112,6 +112,16 @@ impl Tokenizer {
         self.shared.inner.get_added_vocabulary().get_added_tokens_decoder().get(&id).is_some_and(|token| token.special)
     }
 
+    /// Whether the id was added to the vocabulary that the model was made with.
+    pub(crate) fn is_added(&self, id: TokenId) -> bool {
+        self.shared.inner.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
+    }
+
+    /// The decoder as `tokenizer.json` writes it.
+    pub(crate) fn decoder(&self) -> serde_json::Value {
+        self.shared.inner.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok()).unwrap_or_default()
+    }
+
     fn encoding(&self, text: &str) -> Result<tokenizers::Encoding, RenderError> {
         self.shared
             .inner

@@ -70,6 +70,19 @@ fn a_text_gains_exactly_one_bos_on_every_path() {
 }
 
 #[test]
+fn bytes_of_tokens_are_those_of_their_text() {
+    let (tokenizer, bytes) = (CHATML.tokenizer(), CHATML.tokenizer().bytes().unwrap());
+    assert_eq!(bytes.len(), tokenizer.vocab_size());
+    for text in ["the  answers\n\n:\nè 日本 🙂", "\u{0}\u{7f}~\u{ad}\u{a0}", "<think>the</think>"] {
+        let ids = tokenizer.encode(text).unwrap();
+        let joined: Vec<u8> = ids.iter().flat_map(|id| bytes[*id as usize].clone().unwrap()).collect();
+        assert_eq!(joined, text.as_bytes());
+    }
+    let special = tokenizer.token_to_id("<|im_end|>").unwrap();
+    assert_eq!((&bytes[special as usize], CHATML.reasoning_end()), (&None, tokenizer.token_to_id("</think>")));
+}
+
+#[test]
 fn the_files_truncation_is_off_and_the_vocabulary_is_counted() {
     let long = "word ".repeat(40);
     assert!(CHATML.tokenizer().encode(&long).unwrap().len() > 100);

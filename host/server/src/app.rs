@@ -5,6 +5,7 @@ use crate::adapters::{AdapterLimits, Adapters};
 use crate::clock;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::guided::Ready;
 use crate::metrics::Metrics;
 use crate::pause::Lease;
 use axum::http::{HeaderMap, StatusCode};
@@ -67,6 +68,7 @@ pub(crate) struct App {
     pub options: Options,
     pub metrics: Arc<Metrics>,
     pub lease: Lease,
+    pub ready: Ready,
     /// Held while weights are loaded.
     pub updating: tokio::sync::Mutex<()>,
     /// Seconds since 1970.
@@ -80,6 +82,7 @@ impl App {
     pub fn new(engine: Handle, renderer: Arc<Renderer>, weights: Arc<dyn Weights>, options: Options) -> Self {
         App {
             lease: Lease::default(),
+            ready: Ready::default(),
             engine,
             renderer,
             weights,

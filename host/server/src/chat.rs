@@ -5,6 +5,7 @@ use crate::app::App;
 use crate::asked::{Asked, OneEngine};
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::guided;
 use crate::metrics::reason;
 use crate::sampling::{self, Sampling, Told};
 use crate::sequence::{Cached, Finished, Step, admitted, finish_all, submit};
@@ -16,7 +17,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use prl_inference::Drawn;
-use prl_render::{Open, Prompt, Renderer, TurnDelta, TurnStream};
+use prl_render::{Open, Prompt, Renderer, Thinking, TurnDelta, TurnStream};
 use prl_types::{FinishReason, Message, TokenId, ToolCall, ToolDef};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let (model, adapter) = app.model(&mut fields)?;
     let conversation = Conversation::read(&mut fields)?;
-    let calls = !conversation.tools.is_empty();
+    let tools = !conversation.tools.is_empty();
     let mut sampling = sampling::read(&mut fields, &app.renderer, app.engine.vocab_size())?;
     let streams = stream_options(&mut fields)?;
     let told = told(&mut fields, streams)?;
@@ -114,21 +115,26 @@ pub(crate) async fn chat(
     let one_call = !fields.flag("parallel_tool_calls", true)?;
     let cached = Cached { salt: salt(&mut fields)?, adapter };
     let given = fields.string("request_id")?;
-    fields.neutral("response_format", &[json!({"type": "text"})])?;
+    guided::response_format(&mut fields, &mut sampling.guided)?;
     fields.neutral("modalities", &[json!(["text"])])?;
     fields.neutral("include_reasoning", &[json!(true)])?;
     fields.finish(HARMLESS)?;
 
-    let prompt = conversation.prompt(&app).await?;
+    let mut prompt = conversation.prompt(&app).await?;
+    let guide = app.guide(sampling.guided.as_ref(), prompt.thinking).await?;
+    if guide.is_some() && prompt.thinking == Thinking::Free {
+        // Bound text is the answer as it is.
+        prompt.thinking = Thinking::Unknown;
+    }
     let ids: Arc<[TokenId]> = prompt.ids.as_slice().into();
-    let mut sequences = submit(&app, &ids, &sampling, &cached, false);
+    let mut sequences = submit(&app, &ids, &sampling, guide.as_ref(), &cached, false);
     let shape = Shape {
         id: format!("chatcmpl-{}", app.request_id(&headers, given)?),
         model,
         created: clock::unix_seconds(),
         renderer: app.renderer.clone(),
         prompt,
-        calls,
+        calls: tools && guide.is_none(),
         one_call,
         logprobs: told.sampled.is_some(),
         token_ids,

@@ -6,6 +6,7 @@ use crate::chat::{HARMLESS, salt, stop_reason};
 use crate::clock;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::guided;
 use crate::metrics::reason;
 use crate::sampling::{self, MAX_SEQUENCES, Told};
 use crate::sequence::{Cached, Finished, Sequence, Step, admitted, finish_all, submit};
@@ -16,7 +17,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use prl_inference::{Drawn, PromptDone};
-use prl_render::Renderer;
+use prl_render::{Renderer, Thinking};
 use prl_types::{FinishReason, TokenId};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -64,7 +65,7 @@ pub(crate) async fn completions(
     let cached = Cached { salt: salt(&mut fields)?, adapter };
     let given = fields.string("request_id")?;
     fields.neutral("suffix", &[json!("")])?;
-    fields.neutral("response_format", &[json!({"type": "text"})])?;
+    guided::response_format(&mut fields, &mut sampling.guided)?;
     let prompts = prompts(&app, &mut fields, special).await?;
     fields.finish(HARMLESS)?;
     let total = prompts.len().saturating_mul(sampling.n);
@@ -73,9 +74,10 @@ pub(crate) async fn completions(
         return Err(ApiError::field("n", message));
     }
 
+    let guide = app.guide(sampling.guided.as_ref(), Thinking::Unknown).await?;
     let each = streams.is_some();
     let mut sequences: Vec<Sequence> =
-        prompts.iter().flat_map(|p| submit(&app, &p.ids, &sampling, &cached, each)).collect();
+        prompts.iter().flat_map(|p| submit(&app, &p.ids, &sampling, guide.as_ref(), &cached, each)).collect();
     let shape = Shape {
         id: format!("cmpl-{}", app.request_id(&headers, given)?),
         model,

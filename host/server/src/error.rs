@@ -100,6 +100,8 @@ impl From<InferenceError> for ApiError {
             InferenceError::EmptyPrompt => Self::field("prompt", message),
             InferenceError::UnknownToken { .. } => Self::field("prompt", message),
             InferenceError::NoAdapters => Self::field("model", message),
+            InferenceError::BadGrammar { .. } => Self::bad(message),
+            InferenceError::Astray { .. } => Self::bad(message).code("grammar_astray"),
             InferenceError::InvalidSampling { name, .. } => Self::field(name, message),
             InferenceError::Busy { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code("engine_busy"),
             InferenceError::CacheFull { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, message).code("cache_full"),

@@ -16,7 +16,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use prl_inference::Drawn;
-use prl_render::Renderer;
+use prl_render::{Renderer, Thinking};
 use prl_types::{FinishReason, TokenId};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -57,6 +57,7 @@ pub(crate) async fn generate(
     // Clients of vLLM say how they want ids to be told; here they always are.
     params.finish(&["detokenize", "output_kind", "skip_clone", "skip_reading_prefix_cache", "extra_args"])?;
 
+    let guide = app.guide(sampling.guided.as_ref(), Thinking::Unknown).await?;
     let shape = Shape {
         id: app.request_id(&headers, given)?,
         renderer: app.renderer.clone(),
@@ -65,7 +66,7 @@ pub(crate) async fn generate(
         named_stops: sampling.named_stops.clone(),
     };
     let prompt: Arc<[TokenId]> = ids.into();
-    let mut sequences = submit(&app, &prompt, &sampling, &cached, false);
+    let mut sequences = submit(&app, &prompt, &sampling, guide.as_ref(), &cached, false);
     if let Some(options) = streams {
         admitted(&mut sequences).await?;
         let usage = Usage { prompt: shape.prompt_tokens, ..Usage::default() };

@@ -15,6 +15,7 @@ mod completions;
 mod error;
 mod fields;
 mod generate;
+mod guided;
 mod messages;
 mod metrics;
 mod pause;

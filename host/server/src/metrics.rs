@@ -189,7 +189,7 @@ impl Drop for Watch {
 /// How a sequence ended, in the words of the doors.
 pub(crate) fn reason(end: &FinishReason) -> &'static str {
     match end {
-        FinishReason::StopToken(_) | FinishReason::StopString(_) => "stop",
+        FinishReason::StopToken(_) | FinishReason::StopString(_) | FinishReason::Complete => "stop",
         FinishReason::Length => "length",
         FinishReason::Aborted => "abort",
     }

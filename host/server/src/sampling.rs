@@ -3,6 +3,7 @@
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::guided::{self, Guided};
 use prl_inference::SamplingParams;
 use prl_render::Renderer;
 use prl_types::TokenId;
@@ -28,6 +29,8 @@ pub(crate) struct Sampling {
     pub include_stop: bool,
     /// The stop tokens that the request itself names, which are told as its stop reason.
     pub named_stops: Vec<TokenId>,
+    /// What the text must be.
+    pub guided: Option<Guided>,
 }
 
 /// What is asked about log-probabilities, in a door's own terms.
@@ -56,6 +59,15 @@ pub(crate) fn read(fields: &mut Fields, renderer: &Renderer, vocab: usize) -> Re
     }
     if let Some(min_p) = fields.optional::<f64>("min_p", NUMBER)? {
         params.min_p = min_p as f32;
+    }
+    for (field, value) in [
+        ("frequency_penalty", &mut params.frequency_penalty),
+        ("presence_penalty", &mut params.presence_penalty),
+        ("repetition_penalty", &mut params.repetition_penalty),
+    ] {
+        if let Some(penalty) = fields.optional::<f64>(field, NUMBER)? {
+            *value = penalty as f32;
+        }
     }
     params.top_k = match fields.optional::<i64>("top_k", "an integer")? {
         None | Some(-1 | 0) => None,
@@ -90,9 +102,6 @@ pub(crate) fn read(fields: &mut Fields, renderer: &Renderer, vocab: usize) -> Re
     let include_stop = fields.flag("include_stop_str_in_output", false)?;
     // What changes nothing at the value that clients send, and would at others.
     for (field, nothing) in [
-        ("presence_penalty", json!(0)),
-        ("frequency_penalty", json!(0)),
-        ("repetition_penalty", json!(1)),
         ("length_penalty", json!(1)),
         ("best_of", json!(n)),
         ("use_beam_search", json!(false)),
@@ -103,7 +112,8 @@ pub(crate) fn read(fields: &mut Fields, renderer: &Renderer, vocab: usize) -> Re
     ] {
         fields.neutral(field, &[nothing])?;
     }
-    Ok(Sampling { params, n, seed, skip_special, include_stop, named_stops })
+    let guided = guided::read(fields)?;
+    Ok(Sampling { params, n, seed, skip_special, include_stop, named_stops, guided })
 }
 
 impl Sampling {

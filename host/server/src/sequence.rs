@@ -8,7 +8,7 @@ use crate::sampling::Sampling;
 use crate::text::{Text, TextRules};
 use axum::http::StatusCode;
 use futures::future::join_all;
-use prl_inference::{Drawn, Event, Events, PromptDone, Request};
+use prl_inference::{Drawn, Event, Events, Guide, PromptDone, Request};
 use prl_model::Adapter;
 use prl_render::RenderError;
 use prl_types::{FinishReason, TokenId};
@@ -60,6 +60,7 @@ pub(crate) fn submit(
     app: &App,
     prompt: &Arc<[TokenId]>,
     sampling: &Sampling,
+    guide: Option<&Guide>,
     cached: &Cached,
     each_scores: bool,
 ) -> Vec<Sequence> {
@@ -77,6 +78,7 @@ pub(crate) fn submit(
         request.shared = sampling.n > 1;
         request.cache_salt.clone_from(&cached.salt);
         request.adapter.clone_from(&cached.adapter);
+        request.guide = guide.cloned();
         request.decode = Some(Arc::new(move |ids: &[TokenId]| decoding.decode(ids)));
         if i > 0 && !each_scores {
             request.sampling.prompt_logprobs = None;

@@ -15,13 +15,14 @@ const CONFIGS: &str = "configs";
 const CHECKPOINTS: &str = "checkpoints";
 const WEIGHTS: &str = "weights";
 pub(crate) const ROLLOUTS: &str = "rollouts";
+const BROADCASTS: &str = "broadcasts";
 const METRICS: &str = "metrics.jsonl";
 const WANDB: &str = "wandb";
 const ORPHANED: &str = "orphaned";
 const LOCK: &str = ".lock";
 
 /// What shows that a run was here. `configs` is not among them: a dry run writes it.
-const TRACES: [&str; 7] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, METRICS, LOGS, WANDB, ORPHANED];
+const TRACES: [&str; 8] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, BROADCASTS, METRICS, LOGS, WANDB, ORPHANED];
 
 /// How to take a run directory into use.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +43,7 @@ pub struct Create {
 /// logs/  configs/  metrics.jsonl  wandb/
 /// checkpoints/step_N/{trainer,orchestrator}/  weights/step_N/
 /// rollouts/step_N/{train,eval}/{all,effective}/traces.jsonl
+/// broadcasts/step_N/   weights on their way to inference servers
 /// orphaned/   what a resumed run set aside
 /// ```
 #[derive(Debug)]
@@ -136,6 +138,11 @@ impl RunDir {
         Checkpoints::with_marker(self.ckpt_root.join(WEIGHTS))
     }
 
+    /// Weights on their way to inference servers, `broadcasts/step_N/` with a `STABLE` marker.
+    pub fn broadcasts(&self) -> Checkpoints {
+        Checkpoints::with_marker(self.root.join(BROADCASTS))
+    }
+
     /// The rollout log.
     pub fn rollouts(&self) -> RolloutLog {
         RolloutLog::new(self.root.join(ROLLOUTS))
@@ -147,7 +154,13 @@ impl RunDir {
     /// # Errors
     /// What the system refuses.
     pub fn set_aside_after(&self, step: Step) -> Result<(), StoreError> {
-        for (root, name) in [(&self.ckpt_root, CHECKPOINTS), (&self.ckpt_root, WEIGHTS), (&self.root, ROLLOUTS)] {
+        let places = [
+            (&self.ckpt_root, CHECKPOINTS),
+            (&self.ckpt_root, WEIGHTS),
+            (&self.root, ROLLOUTS),
+            (&self.root, BROADCASTS),
+        ];
+        for (root, name) in places {
             let dir = root.join(name);
             let Ok(entries) = fs::read_dir(&dir) else { continue };
             for entry in entries {

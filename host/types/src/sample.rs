@@ -16,6 +16,8 @@ pub enum FinishReason {
     StopToken(TokenId),
     /// A stop string; its tokens are kept in the ids.
     StopString(String),
+    /// The text is whole under the grammar that bound it, and nothing may follow.
+    Complete,
     /// `max_completion_tokens` or the context limit.
     Length,
     /// Cancelled; the ids are what had been sampled.
@@ -33,7 +35,8 @@ pub struct Sampled {
 
 impl Sampled {
     /// For the engine alone. `logprobs[i]` is the full-vocabulary log-softmax of `ids[i]` at the sampling temperature,
-    /// before top-k, top-p and min-p; `versions` are the oldest and newest policy version that drew a token.
+    /// before bias, penalties, grammars, top-k, top-p and min-p; `versions` are the oldest and newest policy version that
+    /// drew a token.
     ///
     /// # Errors
     /// [`SampleError::Length`] when the two lists differ in length, [`SampleError::NotFinite`] for a NaN or infinite

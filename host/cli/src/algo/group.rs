@@ -1,7 +1,7 @@
 //! A group of rollouts as somebody writes it down, and the rollouts it stands for. Owns the keys of a group's JSON and what
 //! is there where one is left out; must not know what is made of it.
 
-use super::input::{Flag, check_len, f32s};
+use super::input::{Flag, check_cover, check_len, f32s};
 use prl_types::{
     GroupId, Message, Metric, PolicyVersion, RewardComponent, Role, RoleSpan, Rollout, RolloutId, Sample, Score,
     Streams, Task, Timing, Truncation, Turn,
@@ -10,6 +10,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Most tokens or turns of a rollout that are not written out.
+const MOST: usize = 1 << 24;
 
 /// A group's JSON. Lists have one entry a rollout; lists in lists one entry a token, a turn or a component of it.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -108,6 +111,13 @@ impl Group {
             turn_tokens,
             turn_rewards
         );
+        for (key, counts) in
+            [("output_tokens", &self.output_tokens), ("input_tokens", &self.input_tokens), ("turns", &self.turns)]
+        {
+            if let Some(i) = counts.iter().flatten().position(|count| *count > MOST) {
+                return Err(format!("`{key}[{i}]` is more than {MOST}, which nobody makes up"));
+            }
+        }
         let task = Arc::new(self.task());
         (0..n).map(|i| self.rollout(i, &task)).collect()
     }
@@ -207,10 +217,7 @@ impl Group {
         let temperature = f32s("temperatures", &[self.temperatures.as_ref().map_or(1.0, |t| t[i])])?[0];
 
         let lengths = self.sample_lengths.as_ref().map_or_else(|| vec![n], |lengths| lengths[i].clone());
-        let covered: usize = lengths.iter().sum();
-        if covered != n {
-            return Err(format!("`sample_lengths[{i}]` adds up to {covered} of {n} tokens"));
-        }
+        check_cover(&format!("sample_lengths[{i}]"), &lengths, n)?;
         let (mut samples, mut streams, mut start) = (Vec::new(), Vec::new(), 0);
         for len in lengths {
             let part = start..start + len;
@@ -315,6 +322,9 @@ mod tests {
         assert!(error(json!({"rewards": [1], "masks": [[2]]})).contains("2 is none of 0, 1, true and false"));
         let lengths = json!({"rewards": [1], "masks": [[1, 0]], "sample_lengths": [[1]]});
         assert_eq!(error(lengths), "`sample_lengths[0]` adds up to 1 of 2 tokens");
+        let lengths = json!({"rewards": [1], "masks": [[1, 0]], "sample_lengths": [[u64::MAX, 3]]});
+        assert_eq!(error(lengths), "`sample_lengths[0]` adds up to more than 2 tokens");
+        assert!(error(json!({"rewards": [1], "output_tokens": [1_000_000_000_000u64]})).contains("nobody makes up"));
         assert!(error(json!({"rewards": [1], "logprobs": [[0, 1e300]]})).contains("too large"));
         assert!(error(json!({"rewards": [1], "reward": 1})).contains("unknown field `reward`"));
     }

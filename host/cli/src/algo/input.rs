@@ -111,6 +111,18 @@ pub fn check_len(name: &str, got: usize, want: usize, of: &str) -> Result<(), St
     }
 }
 
+/// Parts of these lengths cover all tokens.
+///
+/// # Errors
+/// They do not cover `want` tokens.
+pub fn check_cover(name: &str, lengths: &[usize], want: usize) -> Result<(), String> {
+    match lengths.iter().try_fold(0usize, |sum, len| sum.checked_add(*len)) {
+        Some(covered) if covered == want => Ok(()),
+        Some(covered) => Err(format!("`{name}` adds up to {covered} of {want} tokens")),
+        None => Err(format!("`{name}` adds up to more than {want} tokens")),
+    }
+}
+
 /// Numbers as the columns of plug-ins and trainer hold them.
 ///
 /// # Errors

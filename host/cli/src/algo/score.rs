@@ -45,32 +45,16 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Calls an algorithm as a run does: each rollout as it finishes, then the group.
+    /// Calls an algorithm as a run does: each rollout for its reference and alone, then the group.
     ///
     /// # Errors
     /// Those of the plug-in.
-    pub fn of(algorithm: &mut Algorithm, mut rollouts: Vec<Rollout>) -> Result<Self, AlgorithmError> {
-        let (mut early, mut metrics, mut seconds) = (vec![None; rollouts.len()], Vec::new(), 0.0);
-        let mut prefixes = algorithm.has(Hook::Reference).then(Vec::new);
-        for (rollout, early) in rollouts.iter_mut().zip(&mut early) {
-            if let Some(prefixes) = &mut prefixes {
-                prefixes.push(algorithm.reference(rollout)?);
-            }
-            if algorithm.has(Hook::ScoreRollout) {
-                let scored = algorithm.score_rollout(rollout)?;
-                rollout.streams = scored.streams.into_iter().next().unwrap_or_default();
-                *early = scored.dropped.into_iter().next().flatten();
-                metrics.extend(scored.metrics);
-                seconds += scored.seconds;
-            }
-        }
-        let mut scored = algorithm.score_group(&rollouts.iter().collect::<Vec<_>>())?;
-        for (late, early) in scored.dropped.iter_mut().zip(early) {
-            *late = late.take().or(early);
-        }
-        metrics.append(&mut scored.metrics);
-        scored.metrics = metrics;
-        scored.seconds += seconds;
+    pub fn of(algorithm: &mut Algorithm, rollouts: Vec<Rollout>) -> Result<Self, AlgorithmError> {
+        let prefixes = match algorithm.has(Hook::Reference) {
+            true => Some(rollouts.iter().map(|rollout| algorithm.reference(rollout)).collect::<Result<_, _>>()?),
+            false => None,
+        };
+        let scored = algorithm.score_whole_group(&rollouts.iter().collect::<Vec<_>>())?;
         Ok(Whole { rollouts, prefixes, scored })
     }
 

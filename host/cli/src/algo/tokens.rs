@@ -1,7 +1,7 @@
 //! Tokens of a loss as somebody writes them down. Owns the keys of a batch's JSON and what is there where one is left out;
 //! must not know a formula.
 
-use super::input::{Flag, check_len, f32s};
+use super::input::{Flag, check_cover, check_len, f32s};
 use prl_types::LossBatch;
 use serde::Deserialize;
 use std::ops::Range;
@@ -73,9 +73,9 @@ impl Tokens {
         let token_ids = self.token_ids.clone().unwrap_or_else(|| vec![0; n]);
         check_len("token_ids", token_ids.len(), n, "tokens")?;
         let lengths = self.sequence_lengths.clone().unwrap_or_else(|| vec![n]);
-        let covered: usize = lengths.iter().sum();
-        if covered != n || lengths.contains(&0) {
-            return Err(format!("`sequence_lengths` must be at least 1 each and add up to {n} tokens, not {covered}"));
+        check_cover("sequence_lengths", &lengths, n)?;
+        if lengths.contains(&0) {
+            return Err("`sequence_lengths` has a 0; a sequence has at least one token".into());
         }
         let temperatures = self.temperatures.clone().unwrap_or_else(|| vec![1.0; lengths.len()]);
         check_len("temperatures", temperatures.len(), lengths.len(), "sequences")?;
@@ -192,7 +192,7 @@ mod tests {
         let short = json!({"trainer_logprobs": [-1, -2], "advantages": [1]});
         assert_eq!(error(short), "`advantages` has 1 entries for 2 tokens");
         let lengths = json!({"trainer_logprobs": [-1, -2], "sequence_lengths": [1]});
-        assert!(error(lengths).contains("add up to 2 tokens, not 1"));
+        assert_eq!(error(lengths), "`sequence_lengths` adds up to 1 of 2 tokens");
         assert!(error(json!({"trainer_logprobs": [-1], "normalizer": 0})).contains("`normalizer` is 0"));
         assert!(error(json!({"trainer_logprobs": [-1], "logprobs": []})).contains("unknown field `logprobs`"));
     }

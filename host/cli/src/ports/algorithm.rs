@@ -1,8 +1,7 @@
 //! A plug-in's instance as the orchestrator's algorithm.
 
-use prl_algorithm::Hook;
 use prl_orchestrator::{Algorithm, Scored};
-use prl_types::{Message, Metric, Rollout};
+use prl_types::{Message, Rollout};
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 
@@ -31,26 +30,9 @@ impl PluginAlgorithm {
 impl Algorithm for PluginAlgorithm {
     fn score_group(&self, group: &[&Rollout]) -> Result<Scored, String> {
         let mut algorithm = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut early, mut metrics) = (Vec::<Option<String>>::new(), Vec::<Metric>::new());
-        let scored = if algorithm.has(Hook::ScoreRollout) {
-            let mut seen = Vec::with_capacity(group.len());
-            for rollout in group {
-                let scored = algorithm.score_rollout(rollout).map_err(|e| e.to_string())?;
-                metrics.extend(scored.metrics);
-                early.push(scored.dropped.into_iter().next().flatten());
-                let streams = scored.streams.into_iter().next().unwrap_or_default();
-                seen.push(Rollout { streams, ..(*rollout).clone() });
-            }
-            algorithm.score_group(&seen.iter().collect::<Vec<_>>())
-        } else {
-            algorithm.score_group(group)
-        };
-        let prl_algorithm::Scored { streams, mut dropped, metrics: more, .. } = scored.map_err(|e| e.to_string())?;
-        metrics.extend(more);
+        let scored = algorithm.score_whole_group(group).map_err(|e| e.to_string())?;
+        let prl_algorithm::Scored { streams, dropped, mut metrics, .. } = scored;
         metrics.iter_mut().for_each(|m| m.name = format!("{}/{}", algorithm.name(), m.name));
-        for (late, early) in dropped.iter_mut().zip(early) {
-            *late = late.take().or(early);
-        }
         for (rollout, reason) in group.iter().zip(&dropped) {
             if let Some(reason) = reason {
                 tracing::debug!(target: "prl_orchestrator", "{} dropped rollout {}: {reason}", algorithm.name(), rollout.id);

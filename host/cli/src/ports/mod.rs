@@ -7,5 +7,6 @@ pub mod observer;
 pub mod outside;
 pub mod policy;
 pub mod renderer;
+pub mod servers;
 pub mod tape;
 pub mod trainer;

@@ -13,13 +13,8 @@ use prl_orchestrator::{Answer, Question, Reference, Source};
 use prl_types::{Rollout, TokenId};
 use serde_json::{Map, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::Semaphore;
-
-/// Between two looks for a server that is not there yet.
-const PAUSE: Duration = Duration::from_secs(1);
-/// Between two lines that say so.
-const REMINDER: Duration = Duration::from_secs(30);
 
 /// A model behind one server or several.
 pub struct Outside {
@@ -48,35 +43,16 @@ impl Outside {
         };
         let patience = Duration::from_secs(config.wait_for_ready_timeout);
         for server in &outside.servers {
-            outside.wait(server, patience, key, config.skip_model_check).await?;
+            let models = server.wait(&outside.client, patience, key).await;
+            let models = models.map_err(|e| Failure::input(format_args!("`{key}`: {e}")))?;
+            let names: Vec<&str> = models.iter().filter_map(|model| model["id"].as_str()).collect();
+            if !config.skip_model_check && !names.contains(&config.name.as_str()) {
+                let has = if names.is_empty() { "none".to_owned() } else { format!("`{}`", names.join("`, `")) };
+                let text = format!("there is no model `{}` at `{}`, which has {has}", config.name, server.base_url);
+                return Err(Failure::input(format_args!("`{key}.name`: {text}")));
+            }
         }
         Ok(outside)
-    }
-
-    async fn wait(&self, server: &RemoteModel, patience: Duration, key: &str, skip: bool) -> Result<(), Failure> {
-        let (begun, mut told) = (Instant::now(), None::<Instant>);
-        let once = RemoteModel { max_retries: 0, ..server.clone() };
-        let models = loop {
-            match once.get(&self.client, "models").await {
-                Ok(models) => break models,
-                Err(ServiceError::Upstream(why)) if begun.elapsed() < patience => {
-                    if told.is_none_or(|told| told.elapsed() >= REMINDER) {
-                        tracing::info!(target: "prl_orchestrator", "Waiting for `{key}`: {why}");
-                        told = Some(Instant::now());
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
-                Err(error) => return Err(Failure::input(format_args!("`{key}`: {error}"))),
-            }
-        };
-        let names: Vec<&str> =
-            models["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str()).collect();
-        if !skip && !names.contains(&server.model.as_str()) {
-            let has = if names.is_empty() { "none".to_owned() } else { format!("`{}`", names.join("`, `")) };
-            let text = format!("there is no model `{}` at `{}`, which has {has}", server.model, server.base_url);
-            return Err(Failure::input(format_args!("`{key}.name`: {text}")));
-        }
-        Ok(())
     }
 
     /// Sees that every server scores tokens.

@@ -72,10 +72,22 @@ impl Policy for EnginePolicy {
     }
 }
 
+/// Scores ids under the weights of the moment.
+pub trait Scores: Send + Sync {
+    /// The log-probability of each token given those before it, 0 for the first.
+    fn score(&self, ids: Arc<[TokenId]>) -> BoxFuture<'_, Result<Vec<f32>, String>>;
+}
+
+impl Scores for Handle {
+    fn score(&self, ids: Arc<[TokenId]>) -> BoxFuture<'_, Result<Vec<f32>, String>> {
+        Handle::score(self, ids).map(|scored| scored.map_err(|e| e.to_string())).boxed()
+    }
+}
+
 /// The live policy's log-probabilities of what it sampled, behind messages that the algorithm puts first.
 pub struct PolicyReference {
     /// Where requests go.
-    pub engine: Handle,
+    pub policy: Arc<dyn Scores>,
     /// Says what stands first.
     pub algorithm: Arc<PluginAlgorithm>,
     /// Renders it.
@@ -100,7 +112,7 @@ impl PolicyReference {
     async fn score(&self, prefix: Option<Vec<Message>>, ids: &[TokenId]) -> Result<Option<Vec<f32>>, String> {
         let Some(prefix) = prefix else { return Ok(None) };
         let first = self.renderer.render_ids(&prefix, &[], false).map_err(|e| e.to_string())?.ids;
-        let scored = self.engine.score([&first, ids].concat().into()).await.map_err(|e| e.to_string())?;
+        let scored = self.policy.score([&first, ids].concat().into()).await?;
         // The first token of the sample has no log-probability where nothing stands before it.
         Ok(Some(scored[first.len()..].to_vec()))
     }

@@ -3,8 +3,10 @@
 use crate::checkpoint::Plan;
 use crate::divergence::Divergence;
 use crate::ports::policy::Snapshots;
+use crate::ports::servers::Broadcast;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use prl_model::Learner;
 use prl_orchestrator::{Progress, TrainReport};
 use prl_store::RunDir;
 use prl_trainer::Trainer;
@@ -20,7 +22,7 @@ pub struct LocalTrainer {
 
 struct Inner {
     trainer: Mutex<Trainer>,
-    snapshots: Snapshots,
+    handover: Handover,
     run: Arc<RunDir>,
     plan: Option<Plan>,
     /// Set when a stop no longer waits for the step that is under way: it must leave no trace then.
@@ -30,6 +32,27 @@ struct Inner {
     /// When the previous step was done.
     idle_since: Mutex<Instant>,
     divergence: Mutex<Divergence>,
+}
+
+/// How new weights get to whoever samples from them.
+pub enum Handover {
+    /// In this process.
+    Here(Snapshots),
+    /// Through a folder.
+    Folder(Broadcast),
+}
+
+impl Handover {
+    /// Hands `version` on.
+    pub fn publish(&self, version: PolicyVersion, learner: &Learner) -> Result<(), String> {
+        match self {
+            Handover::Here(snapshots) => {
+                snapshots.publish(version, learner.snapshot().map_err(|e| e.to_string())?);
+                Ok(())
+            }
+            Handover::Folder(broadcast) => broadcast.write(version, learner),
+        }
+    }
 }
 
 /// Tells the thread of a training step that nobody waits for it any more.
@@ -45,10 +68,10 @@ impl Drop for Waiting {
 
 impl LocalTrainer {
     /// `plan` is absent when nothing is saved.
-    pub fn new(trainer: Trainer, snapshots: Snapshots, run: Arc<RunDir>, plan: Option<Plan>) -> Self {
+    pub fn new(trainer: Trainer, handover: Handover, run: Arc<RunDir>, plan: Option<Plan>) -> Self {
         let inner = Inner {
             trainer: Mutex::new(trainer),
-            snapshots,
+            handover,
             run,
             plan,
             given_up: AtomicBool::new(false),
@@ -79,8 +102,7 @@ impl Inner {
         }
         metrics.insert("time/wait_for_batch".into(), waited);
         let started = Instant::now();
-        let snapshot = trainer.learner().snapshot().map_err(|e| e.to_string())?;
-        self.snapshots.publish(PolicyVersion(batch.step), snapshot);
+        self.handover.publish(PolicyVersion(batch.step), trainer.learner())?;
         metrics.insert("time/broadcast_weights".into(), started.elapsed().as_secs_f64());
         if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst))
         {

@@ -4,12 +4,17 @@
 use super::Client;
 use prl_environment::{HttpRequest, HttpResponse, ServiceError};
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest answer, bytes.
 const MAX_BYTES: u64 = 64 << 20;
 /// Pause before the second try; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+
+/// Between two looks for a server that is not there yet.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+/// Between two lines that say so.
+const REMINDER: Duration = Duration::from_secs(30);
 
 /// One model on one server.
 #[derive(Clone)]
@@ -27,7 +32,8 @@ pub struct RemoteModel {
 }
 
 impl RemoteModel {
-    /// Sends `body` to a door of OpenAI's interface, such as `chat/completions`; tries again where that may help.
+    /// Sends `body` to a door of OpenAI's interface, such as `chat/completions`, or, with a leading `/`, to one at the
+    /// server's root; tries again where that may help.
     ///
     /// # Errors
     /// [`ServiceError::Upstream`] when the server does not answer, is overloaded or says what is no JSON,
@@ -43,6 +49,31 @@ impl RemoteModel {
     /// As there.
     pub async fn get(&self, client: &Client, door: &str) -> Result<Value, ServiceError> {
         self.ask(client, "GET", door, None).await
+    }
+
+    /// Waits until the server is there; gives the models that it has. `key` is the dotted path of its table, for messages.
+    ///
+    /// # Errors
+    /// As [`RemoteModel::post`], when `patience` is over.
+    pub async fn wait(&self, client: &Client, patience: Duration, key: &str) -> Result<Vec<Value>, ServiceError> {
+        let (begun, mut told) = (Instant::now(), None::<Instant>);
+        let once = RemoteModel { max_retries: 0, ..self.clone() };
+        loop {
+            match once.get(client, "models").await {
+                Ok(mut models) => match models["data"].take() {
+                    Value::Array(models) => return Ok(models),
+                    _ => return Err(self.unusable("the answer is no list of models")),
+                },
+                Err(ServiceError::Upstream(why)) if begun.elapsed() < patience => {
+                    if told.is_none_or(|told| told.elapsed() >= REMINDER) {
+                        tracing::info!(target: "prl_orchestrator", "Waiting for `{key}`: {why}");
+                        told = Some(Instant::now());
+                    }
+                    tokio::time::sleep(BETWEEN_LOOKS).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// What cannot be made sense of.
@@ -78,7 +109,11 @@ impl RemoteModel {
         door: &str,
         body: Option<Vec<u8>>,
     ) -> Result<Value, ServiceError> {
-        let url = format!("{}/{door}", self.base_url.trim_end_matches('/'));
+        let base = self.base_url.trim_end_matches('/');
+        let url = match door.starts_with('/') {
+            true => format!("{}{door}", base.strip_suffix("/v1").unwrap_or(base)),
+            false => format!("{base}/{door}"),
+        };
         let mut headers = vec![("content-type".to_owned(), "application/json".to_owned())];
         headers.extend(self.api_key.as_ref().map(|key| ("authorization".to_owned(), format!("Bearer {key}"))));
         let (timeout, patience) = (self.timeout, Duration::ZERO);

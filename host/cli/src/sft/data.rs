@@ -7,6 +7,7 @@ use crate::failure::{Failure, input};
 use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
 use prl_model::Decoder;
+use prl_orchestrator::derive;
 use prl_render::{Conversation, LossMask, Renderer, read_conversations};
 use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
 use prl_types::{Message, Role};
@@ -61,8 +62,13 @@ pub struct EnvTasks {
     loss: LossMask,
     split: String,
     demonstration: String,
+    hint_share: f64,
+    hint_template: String,
     seed: u64,
 }
+
+/// What stands for the demonstration in a hint.
+const PLACE: &str = "{demonstration}";
 
 impl EnvTasks {
     /// The document of task `index`.
@@ -72,6 +78,10 @@ impl EnvTasks {
             format!("task {} has no text `{}` in its payload to learn from", task.key, self.demonstration)
         })?;
         let mut messages = task.prompt;
+        let drawn = derive(self.seed, "hint", index, 0) as f64 / u64::MAX as f64;
+        if drawn < self.hint_share {
+            messages.insert(0, Message::text(Role::System, self.hint_template.replace(PLACE, answer)));
+        }
         messages.push(Message::text(Role::Assistant, answer));
         document(&self.renderer, &Conversation { messages, tools: task.tools }, self.loss)
     }
@@ -147,6 +157,8 @@ impl Data {
                     loss,
                     split: env.split.clone(),
                     demonstration: env.demonstration.clone(),
+                    hint_share: env.hint_share,
+                    hint_template: env.hint_template.clone(),
                     seed: env.seed,
                 };
                 let failed = || input(format!("`{key}`: environment `{name}`"));

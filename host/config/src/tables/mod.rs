@@ -22,7 +22,7 @@ pub use orchestrator::{
     Renderer, RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
-pub use services::{FrozenModel, Grant, LlmRole};
+pub use services::{FrozenModel, Grant, LlmRole, PolicyClient};
 pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{
     AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, CustomLoss, DebugModel,

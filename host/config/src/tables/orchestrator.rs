@@ -2,7 +2,7 @@
 
 use super::common::{Log, Tokenizer, Wandb};
 use super::environment::{EvalEnv, EvalSampling, TrainEnv, TrainSampling};
-use super::services::FrozenModel;
+use super::services::{FrozenModel, PolicyClient};
 use super::trainer::DEFAULT_MODEL;
 use crate::macros::{choice, section, union};
 use crate::schema::{Described, Field, Key, Kind, Node, Section, json};
@@ -76,8 +76,10 @@ section! {
     pub struct OrchestratorModel {
         /// Folder in Hugging Face's layout, or hub id.
         name: String = DEFAULT_MODEL.to_string() => [Path];
+        /// Servers to sample it on; none means in this process.
+        client: Option<PolicyClient> = None;
     }
-    unsupported ["trust_remote_code", "vlm", "lora", "client"]
+    unsupported ["trust_remote_code", "vlm", "lora"]
 }
 
 choice! {

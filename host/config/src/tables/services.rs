@@ -44,6 +44,31 @@ section! {
 }
 
 section! {
+    /// Servers that the policy is sampled on instead of in this process; they take new weights after every step.
+    pub struct PolicyClient {
+        /// Addresses of the servers up to their version; requests go to them in turn.
+        base_url: Vec<String> = vec!["http://localhost:8000/v1".to_string()];
+        /// Addresses that take new weights, as many; none means those of `base_url`.
+        admin_base_url: Option<Vec<String>> = None;
+        /// Variable of the process's environment that holds the key, if there is one.
+        api_key_var: String = "VLLM_API_KEY".to_string();
+        /// Variable of the process's environment that holds the key of the doors that take weights; none means the same key
+        /// (not in prime-rl).
+        admin_api_key_var: Option<String> = None;
+        /// Seconds that a server may take to be there when the run starts.
+        wait_for_ready_timeout: u64 = 300 => [Max(86_400.0)];
+        /// Seconds one turn may take (not in prime-rl).
+        timeout: f64 = 600.0 => [Above(0.0), Max(86_400.0)];
+        /// Further tries of a request that failed in a way that may pass (not in prime-rl).
+        max_retries: u32 = 3 => [Max(10.0)];
+    }
+    unsupported [
+        "headers", "headers_from_env", "extra_headers_from_state", "skip_model_check", "dp_rank_count", "elastic",
+        "router_url",
+    ]
+}
+
+section! {
     /// A model that an environment may ask, behind an OpenAI-compatible server.
     pub struct LlmRole {
         /// What the environment calls it, such as "judge".

@@ -76,6 +76,10 @@ conversations_section! {
     unsupported ["subsets", "splits", "probabilities", "stopping_strategy", "pack_function"]
 }
 
+/// How `opsd` shows a demonstration unless it is told otherwise.
+const HINT_TEMPLATE: &str =
+    "Here is an example of an expert response:\n<demonstration>\n{demonstration}\n</demonstration>";
+
 conversations_section! {
     /// Conversations made from the tasks of an environment (not in prime-rl).
     EnvData {
@@ -89,6 +93,10 @@ conversations_section! {
         num_examples: Option<usize> = None => [Min(1.0)];
         /// Key of a task's payload that holds the expert's answer.
         demonstration: String = "demonstration".to_string();
+        /// Share of conversations that begin with the expert's answer as a hint, which is what `opsd` relies on.
+        hint_share: f64 = 0.0 => [Min(0.0), Max(1.0)];
+        /// The system message of a hint; `{demonstration}` stands for the expert's answer. The default is that of `opsd`.
+        hint_template: String = HINT_TEMPLATE.to_string();
     }
     unsupported []
 }

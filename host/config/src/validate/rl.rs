@@ -19,7 +19,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     let orchestrator = &config.orchestrator;
     groups(orchestrator, v);
     lone_rollouts(orchestrator, v);
-    frozen_models(orchestrator, v);
+    outside(orchestrator, v);
     environments(orchestrator, v);
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
@@ -152,26 +152,38 @@ fn lone_rollouts(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     }
 }
 
-/// Models outside the run have addresses.
-fn frozen_models(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+/// Models outside the run, and the policy's servers, have addresses.
+fn outside(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     let algorithms: BTreeMap<_, _> = (0..orchestrator.train.env.len()).map(|i| orchestrator.algo_of(i)).collect();
     for (key, algo) in algorithms {
         for (place, model) in [("teacher", &algo.teacher), ("sampling.source", &algo.sampling.source)] {
-            let Some(model) = model else { continue };
-            let (table, list) = (format!("{key}.{place}"), format!("{key}.{place}.base_url"));
-            if model.base_url.is_empty() {
-                let message = format!(
-                    "`{list}` is missing: give the address of a server of `{}`, such as [\"http://localhost:8001/v1\"]",
-                    model.name
-                );
-                v.fail(&[&list, &table], message);
+            if let Some(model) = model {
+                addresses(&format!("{key}.{place}"), "base_url", &model.base_url, v);
             }
-            for (i, url) in model.base_url.iter().enumerate() {
-                if !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
-                    let (item, form) = (format!("{list}.{i}"), "http://localhost:8001/v1");
-                    v.fail(&[&item, &list], format!("`{item}` is \"{url}\", which is no address such as {form}"));
-                }
-            }
+        }
+    }
+    let Some(client) = &orchestrator.model.client else { return };
+    let table = "orchestrator.model.client";
+    addresses(table, "base_url", &client.base_url, v);
+    if let Some(admin) = &client.admin_base_url {
+        addresses(table, "admin_base_url", admin, v);
+        if admin.len() != client.base_url.len() {
+            let (a, b) = (format!("{table}.admin_base_url"), format!("{table}.base_url"));
+            let (has, wants) = (admin.len(), client.base_url.len());
+            v.fail(&[&a, &b], format!("`{a}` has {has} addresses for the {wants} of `{b}`: give one for each"));
+        }
+    }
+}
+
+fn addresses(table: &str, key: &str, urls: &[String], v: &mut Validator<'_>) {
+    let (list, form) = (format!("{table}.{key}"), "http://localhost:8001/v1");
+    if urls.is_empty() {
+        v.fail(&[&list, table], format!("`{list}` is missing: give the address of a server, such as [\"{form}\"]"));
+    }
+    for (i, url) in urls.iter().enumerate() {
+        if !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
+            let item = format!("{list}.{i}");
+            v.fail(&[&item, &list], format!("`{item}` is \"{url}\", which is no address such as {form}"));
         }
     }
 }

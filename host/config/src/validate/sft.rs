@@ -37,6 +37,12 @@ fn data(section: &str, data: &SftData, v: &mut Validator<'_>) {
         let key = format!("{section}.seq_len");
         v.fail(&[&key], format!("`{key}` ({}) must be at least 2: one token predicts the next", data.seq_len()));
     }
+    if let SftData::Env(env) = data
+        && !env.hint_template.contains("{demonstration}")
+    {
+        let key = format!("{section}.hint_template");
+        v.fail(&[&key], format!("`{key}` has no {{demonstration}}, so that no demonstration would be shown"));
+    }
     let Some(mask) = data.loss_mask() else { return };
     if !(mask.system || mask.user || mask.assistant || mask.tool) {
         let key = format!("{section}.loss_mask");

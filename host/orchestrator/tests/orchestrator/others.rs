@@ -78,7 +78,7 @@ fn a_cut_or_long_answer_is_truncated() {
 
 #[test]
 fn a_source_that_fails_costs_its_rollout() {
-    let says = |q: &Question<'_>| if q.seed % 3 == 0 { Err("status 503".to_owned()) } else { echo(q) };
+    let says = |q: &Question<'_>| if q.seed.is_multiple_of(3) { Err("status 503".to_owned()) } else { echo(q) };
     let all = rollouts(&run(script(says), |_| ()));
     let (ill, well): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| r.error.is_some());
     assert!(!ill.is_empty() && !well.is_empty());

@@ -135,12 +135,34 @@ impl Bench {
     }
 
     pub fn with(config: EngineConfig, options: Options) -> Self {
+        let template = RendererOptions { chat_template: Some(TEMPLATE.into()), ..Default::default() };
+        Self::of(config, options, Renderer::load(&folder(), template).unwrap())
+    }
+
+    /// Prompts end inside the reasoning; `</think>` is a token, or text like any other.
+    pub fn thinking(token: bool) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        for file in std::fs::read_dir(folder()).unwrap().map(|file| file.unwrap().path()) {
+            if file.extension().is_some_and(|kind| kind == "json") {
+                std::fs::copy(&file, scratch.path().join(file.file_name().unwrap())).unwrap();
+            }
+        }
+        if token {
+            let path = scratch.path().join("tokenizer.json");
+            let tokenizer = std::fs::read_to_string(&path).unwrap().replace("</reversed_text>", "</think>");
+            std::fs::write(path, tokenizer).unwrap();
+        }
+        let opened = TEMPLATE.replace("assistant\n", "assistant\n<think>\n");
+        let template = RendererOptions { chat_template: Some(opened), ..Default::default() };
+        Self::of(EngineConfig::new(8, 512), options(), Renderer::load(scratch.path(), template).unwrap())
+    }
+
+    fn of(config: EngineConfig, options: Options, renderer: Renderer) -> Self {
         let (script, slow) = (Arc::<Mutex<Option<Script>>>::default(), Arc::<Mutex<Duration>>::default());
         let inner = DECODER.snapshot(Kernels::Fast).unwrap();
         let snapshot = Scripted { inner, script: script.clone(), slow: slow.clone() };
         let engine = Engine::start(Arc::new(snapshot), PolicyVersion(0), config).unwrap();
-        let template = RendererOptions { chat_template: Some(TEMPLATE.into()), ..Default::default() };
-        let renderer = Arc::new(Renderer::load(&folder(), template).unwrap());
+        let renderer = Arc::new(renderer);
         let handle = engine.handle();
         let loads = Arc::<AtomicUsize>::default();
         let folders = Folders { slow: slow.clone(), loads: loads.clone() };

@@ -207,9 +207,8 @@ async fn what_cannot_be_honoured_is_refused_by_name() {
     for (more, field) in [
         (json!({"tools": tools(), "tool_choice": "required"}), "tool_choice"),
         (json!({"tools": tools(), "tool_choice": {"type": "function", "function": {"name": "get"}}}), "tool_choice"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
-        (json!({"frequency_penalty": 0.5}), "frequency_penalty"),
-        (json!({"guided_json": {}}), "guided_json"),
+        (json!({"best_of": 2}), "best_of"),
+        (json!({"bad_words": ["x"]}), "bad_words"),
         (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content[0].type"),
     ] {
         let request = with(&json!({"messages": user("hi")}), more);

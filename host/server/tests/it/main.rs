@@ -7,6 +7,7 @@ mod bench;
 mod chat;
 mod completions;
 mod generate;
+mod guided;
 mod malformed;
 mod text;
 mod wire;

@@ -1,0 +1,148 @@
+//! Inference servers as the orchestrator's policy. Owns how weights get there, by a folder that both sides reach, and which
+//! server is asked; what they are asked is `remote`'s.
+
+use crate::environments::seconds;
+use crate::failure::Failure;
+use crate::ports::policy::Scores;
+use crate::remote::Client;
+use crate::remote::model::RemoteModel;
+use futures::FutureExt;
+use futures::future::{BoxFuture, try_join_all};
+use prl_config::PolicyClient;
+use prl_environment::ServiceError;
+use prl_model::{Learner, SaveOptions};
+use prl_orchestrator::{Policy, PolicyError, SampleRequest};
+use prl_store::{Checkpoints, Keep};
+use prl_types::{PolicyVersion, Sampled, TokenId};
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Dotted path of their table.
+const KEY: &str = "orchestrator.model.client";
+/// How long a server may take to load weights.
+const UPDATE_TIMEOUT: Duration = Duration::from_secs(720);
+/// Folders of weights that are kept: servers may still read the one before the newest.
+const KEPT: Keep = Keep { last: Some(2), interval: None };
+
+/// The servers, each with the way in for weights.
+pub struct Servers {
+    client: Client,
+    servers: Vec<(RemoteModel, RemoteModel)>,
+    next: AtomicUsize,
+    version: AtomicU64,
+    /// Tokens that all of them take.
+    context: usize,
+}
+
+impl Servers {
+    /// Waits for them. `name` is the policy's; a server that has one model only may call it as it likes.
+    pub async fn connect(config: &PolicyClient, name: &str) -> Result<Self, Failure> {
+        let key = |variable: &String| std::env::var(variable).ok().filter(|key| !key.is_empty());
+        let api_key = key(&config.api_key_var);
+        let admin_key = config.admin_api_key_var.as_ref().map_or_else(|| api_key.clone(), key);
+        let (client, mut context, mut servers) = (Client::new(), usize::MAX, Vec::new());
+        let admin_urls = config.admin_base_url.as_ref().unwrap_or(&config.base_url);
+        for (base_url, admin_url) in config.base_url.iter().zip(admin_urls) {
+            let (base_url, timeout) = (base_url.clone(), seconds(config.timeout));
+            let (model, api_key, max_retries) = (name.to_owned(), api_key.clone(), config.max_retries);
+            let mut server = RemoteModel { base_url, model, api_key, timeout, max_retries };
+            let models = server.wait(&client, Duration::from_secs(config.wait_for_ready_timeout), KEY).await;
+            let models = models.map_err(|e| Failure::input(format_args!("`{KEY}`: {e}")))?;
+            let named = models.iter().find(|model| model["id"].as_str() == Some(name));
+            let only = (models.len() == 1).then(|| &models[0]);
+            let Some(model) = named.or(only) else {
+                let names: Vec<&str> = models.iter().filter_map(|model| model["id"].as_str()).collect();
+                let url = &server.base_url;
+                let text = format!("there is no model `{name}` at `{url}`, which has `{}`", names.join("`, `"));
+                return Err(Failure::input(format_args!("`orchestrator.model.name`: {text}")));
+            };
+            server.model = model["id"].as_str().unwrap_or(name).to_owned();
+            context = context.min(model["max_model_len"].as_u64().map_or(usize::MAX, |len| len as usize));
+            let (base_url, api_key, timeout) = (admin_url.clone(), admin_key.clone(), UPDATE_TIMEOUT);
+            let admin = RemoteModel { base_url, api_key, timeout, ..server.clone() };
+            servers.push((server, admin));
+        }
+        let (next, version) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Ok(Servers { client, servers, next, version, context })
+    }
+
+    /// Tokens of prompt and answer together that every server takes, as far as they tell.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    fn server(&self) -> &RemoteModel {
+        &self.servers[self.next.fetch_add(1, Ordering::Relaxed) % self.servers.len()].0
+    }
+
+    async fn sample(&self, request: SampleRequest) -> Result<Sampled, ServiceError> {
+        let version = PolicyVersion(self.version.load(Ordering::Relaxed));
+        let sampling = &request.sampling;
+        let mut params = json!({
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p,
+            "max_tokens": request.max_tokens, "stop": sampling.stop, "stop_token_ids": &*request.stop_token_ids,
+            // Servers keep seeds in 63 bits.
+            "seed": request.seed >> 1, "logprobs": 1,
+        });
+        if let Some(top_k) = sampling.top_k {
+            params["top_k"] = json!(top_k);
+        }
+        self.server().sample(&self.client, &request.prompt, params, &version.0.to_string(), version).await
+    }
+}
+
+impl Scores for Servers {
+    fn score(&self, ids: Arc<[TokenId]>) -> BoxFuture<'_, Result<Vec<f32>, String>> {
+        async move { self.server().score(&self.client, &ids).await.map_err(|e| e.to_string()) }.boxed()
+    }
+}
+
+/// The policy on servers, with the folder that its weights go through.
+pub struct ServedPolicy {
+    /// Where it is sampled.
+    pub servers: Arc<Servers>,
+    /// Where its weights are.
+    pub broadcasts: Checkpoints,
+}
+
+impl Policy for ServedPolicy {
+    fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>> {
+        self.servers.sample(request).map(|sampled| sampled.map_err(|e| PolicyError::Engine(e.to_string()))).boxed()
+    }
+
+    fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>> {
+        let dir = self.broadcasts.path(version.0);
+        let body = json!({ "weight_dir": dir, "version": version.0 });
+        let update = move |admin: &RemoteModel| {
+            let (client, admin, body) = (self.servers.client.clone(), admin.clone(), body.clone());
+            async move { admin.post(&client, "/update_weights", &body).await.map_err(|e| e.to_string()) }
+        };
+        let updates = try_join_all(self.servers.servers.iter().map(|(_, admin)| update(admin)));
+        let done = move |_| self.servers.version.store(version.0, Ordering::Relaxed);
+        updates.map(move |updated| updated.map(done)).boxed()
+    }
+}
+
+/// Writes weights where the servers read them.
+pub struct Broadcast {
+    /// The folder of folders.
+    pub folder: Checkpoints,
+    /// The folder that the tokenizer is copied from.
+    pub companions: PathBuf,
+}
+
+impl Broadcast {
+    /// Writes the weights of `version`, and drops old ones.
+    pub fn write(&self, version: PolicyVersion, learner: &Learner) -> Result<(), String> {
+        let decoder = learner.decoder().map_err(|e| e.to_string())?;
+        let options = SaveOptions { companions: Some(self.companions.clone()), ..SaveOptions::default() };
+        let writer = self.folder.begin(version.0).map_err(|e| e.to_string())?;
+        decoder.save_hf(writer.dir(), &options).map_err(|e| e.to_string())?;
+        writer.commit().map_err(|e| e.to_string())?;
+        self.folder.prune(KEPT).map_err(|e| e.to_string())?;
+        Ok(())
+    }
+}

@@ -1,0 +1,70 @@
+//! Where the policy is sampled: in this process or on servers. Owns the choice, and what the trainer and the orchestrator
+//! get of it.
+
+use crate::failure::{Failure, run as running};
+use crate::ports::policy::{EnginePolicy, Scores, Snapshots};
+use crate::ports::servers::{Broadcast, ServedPolicy, Servers};
+use crate::ports::trainer::Handover;
+use prl_inference::{Decode, Engine};
+use prl_model::Learner;
+use prl_orchestrator::Policy;
+use prl_store::RunDir;
+use prl_types::PolicyVersion;
+use std::path::Path;
+use std::sync::Arc;
+
+/// One of the two.
+pub enum Sampler {
+    /// The engine of this process.
+    Here(Engine),
+    /// Servers, by HTTP.
+    There(Arc<Servers>),
+}
+
+impl Sampler {
+    /// What scores ids under the policy.
+    pub fn scores(&self) -> Arc<dyn Scores> {
+        match self {
+            Sampler::Here(engine) => Arc::new(engine.handle()),
+            Sampler::There(servers) => servers.clone(),
+        }
+    }
+
+    /// The policy, and the way for its weights. Servers get those of `version` now.
+    pub async fn policy(
+        &self,
+        decode: Decode,
+        run: &RunDir,
+        companions: &Path,
+        (version, learner): (PolicyVersion, &Learner),
+    ) -> Result<(Arc<dyn Policy>, Handover), Failure> {
+        match self {
+            Sampler::Here(engine) => {
+                let snapshots = Snapshots::default();
+                let policy = EnginePolicy { engine: engine.handle(), snapshots: snapshots.clone(), decode };
+                Ok((Arc::new(policy), Handover::Here(snapshots)))
+            }
+            Sampler::There(servers) => {
+                let broadcasts = run.broadcasts();
+                let broadcast = Broadcast { folder: run.broadcasts(), companions: companions.to_path_buf() };
+                let handover = Handover::Folder(broadcast);
+                handover.publish(version, learner).map_err(running("the first weights for the servers"))?;
+                let policy = ServedPolicy { servers: servers.clone(), broadcasts };
+                policy.set_policy(version).await.map_err(running("the servers and their first weights"))?;
+                Ok((Arc::new(policy), handover))
+            }
+        }
+    }
+
+    /// Says what was sampled, where that is known.
+    pub fn report(&self) {
+        let Sampler::Here(engine) = self else { return };
+        let stats = engine.handle().stats();
+        tracing::info!(
+            target: "prl_inference",
+            "Sampled {} tokens for {} turns from {} prefilled prompts ({} tokens) at {:.0} tokens/s of engine time",
+            stats.decode_tokens, stats.finished, stats.prefills, stats.prefill_tokens,
+            stats.decode_tokens as f64 / stats.busy_seconds.max(1e-9)
+        );
+    }
+}
