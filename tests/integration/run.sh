@@ -36,7 +36,6 @@ done
 cc -O2 -fPIC -shared -I "$root/sdk/abi/include" "$root/plugins/c/cispo.c" -o "$out/libcispo.so" -lm
 "$py" "$here/algorithms_equal.py" "$prl" "$plugins/release/librae.so" "$plugins/release/libgspo.so" "$out/libcispo.so"
 
-# The server: OpenAI's client, transformers and PEFT beside it, and many callers at once while weights change.
 # The server: OpenAI's client, guided output, transformers and PEFT beside it, and many callers at once while weights change.
 tiny="$root/examples/reverse_text/model"
 "$py" "$here/openai_client.py" "$prl" "$tiny"

@@ -76,9 +76,9 @@ struct Parts {
     plugins: Vec<Plugin>,
     /// By training environment.
     outside: Vec<Outside>,
-    loss: Option<PluginLoss>,
     /// Where the policy is sampled, if not here.
     servers: Option<Arc<Servers>>,
+    loss: Option<PluginLoss>,
     train: Vec<Pool>,
     eval: Vec<Pool>,
 }
@@ -127,7 +127,7 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, loss, servers, train, eval })
+        Ok(Parts { compute, model_dir, decoder, renderer, plugins, outside, servers, loss, train, eval })
     }
 }
 

@@ -173,6 +173,23 @@ fn algorithm_settings_are_passed_on() {
 }
 
 #[test]
+fn a_custom_loss_takes_keys_of_its_own() {
+    let line = ["--trainer.loss.clip_low", "0.1", "--trainer.loss.type", "custom", "--trainer.loss.name", "gspo"];
+    let Loss::Custom(custom) = flags(&line).config.trainer.loss else { panic!() };
+    assert_eq!((custom.name.as_str(), json!(custom.config)), ("gspo", json!({"clip_low": 0.1})));
+    let files =
+        [("base.toml", BASE), ("a.toml", "[trainer.loss]\ntype = \"custom\"\nname = \"a\"\nmine = { deep = [1] }\n")];
+    let loaded = rl(&files, &["@", "DIR/base.toml", "@", "DIR/a.toml"]);
+    let Loss::Custom(custom) = &loaded.config.trainer.loss else { panic!() };
+    assert_eq!(json!(custom.config), json!({"mine": {"deep": [1]}}));
+    assert!(loaded.dump()[1].text.contains("[loss]\ntype = \"custom\"\nname = \"a\"\n"), "{}", loaded.dump()[1].text);
+    assert!(loaded.explain().contains("trainer.loss.mine.deep"), "{}", loaded.explain());
+    // Keys of the plug-in go with it.
+    let line = ["@", "DIR/base.toml", "@", "DIR/a.toml", "--trainer.loss.type", "ipo"];
+    assert!(matches!(rl(&files, &line).config.trainer.loss, Loss::Ipo(_)));
+}
+
+#[test]
 fn environments_may_have_an_algorithm_of_their_own() {
     let text = format!(
         "{BASE}[orchestrator.train.env.algo]\ntype = \"max_rl\"\n[[orchestrator.train.env]]\nid = \"b\"\n\
@@ -197,23 +214,6 @@ fn environments_may_have_an_algorithm_of_their_own() {
     // What the whole run's algorithm would make of a group of one does not matter where no environment has it.
     let line = ["--orchestrator.group-size", "1", "--orchestrator.train.env.0.algo", r#"{"type": "opd"}"#];
     flags(&line);
-}
-
-#[test]
-fn a_custom_loss_takes_keys_of_its_own() {
-    let line = ["--trainer.loss.clip_low", "0.1", "--trainer.loss.type", "custom", "--trainer.loss.name", "gspo"];
-    let Loss::Custom(custom) = flags(&line).config.trainer.loss else { panic!() };
-    assert_eq!((custom.name.as_str(), json!(custom.config)), ("gspo", json!({"clip_low": 0.1})));
-    let files =
-        [("base.toml", BASE), ("a.toml", "[trainer.loss]\ntype = \"custom\"\nname = \"a\"\nmine = { deep = [1] }\n")];
-    let loaded = rl(&files, &["@", "DIR/base.toml", "@", "DIR/a.toml"]);
-    let Loss::Custom(custom) = &loaded.config.trainer.loss else { panic!() };
-    assert_eq!(json!(custom.config), json!({"mine": {"deep": [1]}}));
-    assert!(loaded.dump()[1].text.contains("[loss]\ntype = \"custom\"\nname = \"a\"\n"), "{}", loaded.dump()[1].text);
-    assert!(loaded.explain().contains("trainer.loss.mine.deep"), "{}", loaded.explain());
-    // Keys of the plug-in go with it.
-    let line = ["@", "DIR/base.toml", "@", "DIR/a.toml", "--trainer.loss.type", "ipo"];
-    assert!(matches!(rl(&files, &line).config.trainer.loss, Loss::Ipo(_)));
 }
 
 #[test]

@@ -12,7 +12,7 @@ fn words(more: &str) -> String {
 }
 
 /// A server on a free port, and where it is.
-fn start(scratch: &Scratch, more: &str) -> (Running, String) {
+pub fn start(scratch: &Scratch, more: &str) -> (Running, String) {
     let mut running = Running::start(scratch.command(&words(&format!("--server.port 0 {more}"))));
     running.wait_for("Serving tiny on http://127.0.0.1:");
     running.wait_for_line_after("Serving tiny on http://")

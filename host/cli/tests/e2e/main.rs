@@ -13,6 +13,7 @@ mod eval;
 mod inference;
 mod libraries;
 mod measure;
+mod outside;
 mod plugin;
 mod replay;
 mod resume;

@@ -207,6 +207,14 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    /// Nothing outlives its test.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// One line of `metrics.jsonl`.
 pub type Row = Map<String, Value>;
 
