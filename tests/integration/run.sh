@@ -43,7 +43,7 @@ cc -O2 -fPIC -shared -I "$root/sdk/abi/include" "$root/plugins/c/cispo.c" -o "$o
 tiny="$root/examples/reverse_text/model"
 "$py" "$here/openai_client.py" "$prl" "$tiny"
 "$py" "$here/guided.py" "$prl" "$tiny" "$out"
-"$py" "$here/server_equal.py" "$prl" "$tiny" 20
+"$py" "$here/server_equal.py" "$prl" "$tiny" 50
 "$py" "$here/lora_equal.py" "$prl" "$tiny" "$out"
 "$py" "$here/server_load.py" "$prl" "$tiny" "$out" 20 256
 
