@@ -138,8 +138,7 @@ fn plugin_files(loaded: &Loaded<RlConfig>) -> Vec<PathBuf> {
 /// The loss of a plug-in, where the run asks for one.
 fn custom_loss(loaded: &Loaded<RlConfig>) -> Result<Option<PluginLoss>, Failure> {
     let config = &loaded.config;
-    let of = (config.seed, config.trainer.ckpt.is_some());
-    PluginLoss::open(("trainer.loss", &config.trainer.loss), || registry(plugin_files(loaded)), of)
+    PluginLoss::open(("trainer.loss", &config.trainer.loss), || registry(plugin_files(loaded)), config.seed)
 }
 
 async fn pools(

@@ -59,7 +59,7 @@ struct Parts {
 
 /// The loss of a plug-in, where the configuration asks for one.
 fn custom_loss(config: &TrainerRun) -> Result<Option<PluginLoss>, Failure> {
-    PluginLoss::open(("loss", &config.loss), || registry(Vec::new()), (config.seed, config.ckpt.is_some()))
+    PluginLoss::open(("loss", &config.loss), || registry(Vec::new()), config.seed)
 }
 
 impl Parts {

@@ -4,6 +4,7 @@
 use crate::{SampleLoss, Tokens, TrainerError};
 use prl_model::TokenStats;
 use prl_types::{LossBatch, LossGradient, Metric, Sample, Step};
+use std::path::Path;
 
 /// The rl component as somebody else computes it.
 pub trait CustomLoss: Send {
@@ -15,7 +16,26 @@ pub trait CustomLoss: Send {
     /// # Errors
     /// A text for the user; the run ends with it.
     fn loss(&mut self, batch: &LossBatch) -> Result<LossGradient, String>;
+
+    /// What a checkpoint must hold of it; nothing for one without a state.
+    ///
+    /// # Errors
+    /// A text for the user; the checkpoint fails with it.
+    fn save_state(&mut self) -> Result<Option<Vec<u8>>, String> {
+        Ok(None)
+    }
+
+    /// Takes back what [`CustomLoss::save_state`] gave, before its first call.
+    ///
+    /// # Errors
+    /// A text for the user: a state that is not its own.
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        Err(format!("`{}` has no state to load {} bytes into", self.name(), state.len()))
+    }
 }
+
+/// File of its state.
+const STATE: &str = "loss_state.bin";
 
 /// The custom loss of a trainer and what it said in the present step.
 pub(crate) struct Custom {
@@ -36,6 +56,24 @@ impl Custom {
 
     pub fn name(&self) -> &str {
         self.loss.name()
+    }
+
+    /// Writes `loss_state.bin` in `dir`, where there is a state.
+    pub fn save(&mut self, dir: &Path) -> Result<(), TrainerError> {
+        let state = self.loss.save_state().map_err(|reason| TrainerError::Loss { reason })?;
+        let path = dir.join(STATE);
+        state.map_or(Ok(()), |state| std::fs::write(&path, state).map_err(|e| TrainerError::file("write", &path, e)))
+    }
+
+    /// Reads it back.
+    pub fn load(&mut self, dir: &Path) -> Result<(), TrainerError> {
+        let failed = |reason| TrainerError::Loss { reason };
+        let path = dir.join(STATE);
+        if !path.exists() && self.loss.save_state().map_err(failed)?.is_none() {
+            return Ok(());
+        }
+        let state = std::fs::read(&path).map_err(|e| TrainerError::file("read", &path, e))?;
+        self.loss.load_state(&state).map_err(failed)
     }
 
     /// Forgets the step before.

@@ -213,6 +213,7 @@ impl Trainer {
     /// A file cannot be written.
     pub fn save_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
         self.optimizer.save(dir, &mut self.learner)?;
+        self.custom.as_mut().map_or(Ok(()), |custom| custom.save(dir))?;
         self.progress.save(dir)
     }
 
@@ -223,6 +224,7 @@ impl Trainer {
     /// A file that is missing, damaged, or of another model; nothing has changed then.
     pub fn load_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
         let progress = Progress::load(dir)?;
+        self.custom.as_mut().map_or(Ok(()), |custom| custom.load(dir))?;
         self.optimizer.load(dir, &mut self.learner)?;
         self.progress = progress;
         Ok(())

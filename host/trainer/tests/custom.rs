@@ -234,3 +234,48 @@ fn failures_and_lists_that_do_not_fit_end_the_step() {
     let text = Trainer::with_loss(learner(1), built_in, loss).err().unwrap().to_string();
     assert_eq!(text, "`trainer.loss.type` = \"default\" leaves no place for the loss `given`");
 }
+
+/// Counts its calls.
+struct Counting(u8);
+
+impl CustomLoss for Counting {
+    fn name(&self) -> &str {
+        "counting"
+    }
+
+    fn loss(&mut self, batch: &LossBatch) -> Result<LossGradient, String> {
+        self.0 += 1;
+        Ok(LossGradient { loss: f64::from(self.0), ..nothing(batch) })
+    }
+
+    fn save_state(&mut self) -> Result<Option<Vec<u8>>, String> {
+        Ok(Some(vec![self.0]))
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        self.0 = *state.first().ok_or("`counting`: an empty state")?;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_checkpoint_holds_its_state() {
+    let made = || {
+        let table = Loss::Custom(CustomTable { name: "counting".into(), ..CustomTable::default() });
+        Trainer::with_loss(learner(2), parts(table, 64), Box::new(Counting(0))).unwrap()
+    };
+    let advantages = |_: u32, len: usize| Streams { advantages: Some(vec![1.0; len]), ..Streams::default() };
+    let mut first = made();
+    first.train_step(&batch(1, advantages)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    first.save_state(dir.path()).unwrap();
+    let value = |outcome: StepOutcome| outcome.metrics["loss/mean"];
+    let next = value(first.train_step(&batch(2, advantages)).unwrap());
+    let mut second = made();
+    second.load_state(dir.path()).unwrap();
+    assert_eq!(value(second.train_step(&batch(2, advantages)).unwrap()), next);
+    std::fs::write(dir.path().join("loss_state.bin"), "").unwrap();
+    assert!(made().load_state(dir.path()).unwrap_err().to_string().contains("an empty state"));
+    std::fs::remove_file(dir.path().join("loss_state.bin")).unwrap();
+    assert!(made().load_state(dir.path()).unwrap_err().to_string().contains("loss_state.bin"));
+}

@@ -19,23 +19,17 @@ impl PluginLoss {
     /// configuration, `registry` is asked for only when there is something to look up.
     ///
     /// # Errors
-    /// No such plug-in, one without a loss, one with a state where there are checkpoints, keys that it does not take.
+    /// No such plug-in, one without a loss, keys that it does not take.
     pub fn open(
         (section, loss): (&str, &Loss),
         registry: impl FnOnce() -> Result<Registry, Failure>,
-        (seed, saves): (u64, bool),
+        seed: u64,
     ) -> Result<Option<Self>, Failure> {
         let Loss::Custom(custom) = loss else { return Ok(None) };
         let plugin = registry()?.open(&custom.name).map_err(input(format_args!("`{section}.name`")))?;
         let metadata = plugin.metadata();
         if !metadata.hooks.contains(&Hook::Loss) {
             return Err(Failure::input(format_args!("`{section}.name`: the plug-in `{}` has no loss", metadata.name)));
-        }
-        if saves && metadata.hooks.contains(&Hook::State) {
-            return Err(Failure::input(format_args!(
-                "`{section}.name`: `{}` has a state, which checkpoints do not hold yet; run it without `[ckpt]`",
-                metadata.name
-            )));
         }
         let reference = metadata.reference;
         let keys = serde_json::Value::Object(custom.config.clone());
@@ -67,6 +61,17 @@ impl CustomLoss for PluginLoss {
 
     fn loss(&mut self, batch: &LossBatch) -> Result<LossGradient, String> {
         self.algorithm.loss(batch).map_err(|e| e.to_string())
+    }
+
+    fn save_state(&mut self) -> Result<Option<Vec<u8>>, String> {
+        match self.algorithm.has(Hook::State) {
+            true => self.algorithm.save_state().map(Some).map_err(|e| e.to_string()),
+            false => Ok(None),
+        }
+    }
+
+    fn load_state(&mut self, state: &[u8]) -> Result<(), String> {
+        self.algorithm.load_state(state).map_err(|e| e.to_string())
     }
 }
 
