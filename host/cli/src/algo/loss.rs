@@ -4,7 +4,7 @@
 use super::input::{self, exact};
 use super::tokens::{self, Columns};
 use super::{Loss, open};
-use crate::failure::{Failure, input as bad_input};
+use crate::failure::{Failure, input as bad_input, run as running};
 use prl_algorithm::Hook;
 use prl_trainer::{Counts, Tokens, sample_loss};
 use prl_types::{LossBatch, LossGradient, Streams, Summary};
@@ -54,7 +54,7 @@ pub fn run(asked: &Loss) -> Result<u8, Failure> {
             let out = called.map_err(|e| Failure::run(format_args!("{name}: {e}")))?;
             let mut metrics = BTreeMap::<&str, Vec<f64>>::new();
             out.metrics.iter().for_each(|m| metrics.entry(&m.name).or_default().push(m.value));
-            let mut result = result(out.loss, &out.dlogprob, metrics);
+            let mut result = result(out.loss, &out.dlogprob, metrics).map_err(running(name))?;
             if let (Some(dentropy), Some(map)) = (&out.dentropy, result.as_object_mut()) {
                 map.insert("grad_entropy".into(), json!(exact(dentropy)));
             }
@@ -65,10 +65,24 @@ pub fn run(asked: &Loss) -> Result<u8, Failure> {
 }
 
 /// One result; several values of one metric are averaged.
-fn result(loss: f64, gradient: &[f32], metrics: BTreeMap<&str, Vec<f64>>) -> Value {
+///
+/// # Errors
+/// Log-probabilities are so far apart that something is beyond all numbers, which JSON does not have.
+fn result(loss: f64, gradient: &[f32], metrics: BTreeMap<&str, Vec<f64>>) -> Result<Value, String> {
+    let metrics: Vec<(&str, f64)> =
+        metrics.into_iter().map(|(name, values)| (name, Summary::of(values).mean)).collect();
+    if let Some((name, value)) = metrics.iter().copied().chain([("loss", loss)]).find(|(_, value)| !value.is_finite()) {
+        return Err(format!("`{name}` is {value}: log-probabilities are too far apart"));
+    }
+    if let Some(token) = gradient.iter().position(|g| !g.is_finite()) {
+        return Err(format!(
+            "the gradient of token {token} is {}: log-probabilities are too far apart",
+            gradient[token]
+        ));
+    }
     let metrics: Map<String, Value> =
-        metrics.into_iter().map(|(name, values)| (name.to_owned(), json!(Summary::of(values).mean))).collect();
-    json!({ "loss": loss, "grad": exact(gradient), "metrics": metrics })
+        metrics.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    Ok(json!({ "loss": loss, "grad": exact(gradient), "metrics": metrics }))
 }
 
 impl Component {
@@ -115,7 +129,7 @@ impl Component {
             metrics.entry("mismatch_kl").or_default().extend(own.mismatch_kl);
         }
         metrics.retain(|_, values| !values.is_empty());
-        Ok(result(loss, &gradient, metrics))
+        result(loss, &gradient, metrics)
     }
 
     /// A sequence as the trainer gets it: behind one token that nothing predicts, which is no member of anything.

@@ -174,6 +174,9 @@ fn losses_are_computed() {
     let bare = scratch.write("bare.json", r#"{"trainer_logprobs": [-1], "inference_logprobs": [-1]}"#);
     refused(&scratch.prl(&format!("algo loss default --input {bare}")), &["bare.json", "`advantages` is missing"]);
     refused(&scratch.prl(&format!("algo loss ref_kl --input {bare}")), &["bare.json", "`ref_logprobs` is missing"]);
+    let far = r#"{"trainer_logprobs": [1e30], "inference_logprobs": [-1], "advantages": [1]}"#;
+    let far = scratch.write("far.json", far);
+    refused(&scratch.prl(&format!("algo loss default --input {far}")), &["far.json", "too far apart"]);
     let short = scratch.write("short.json", r#"{"trainer_logprobs": [-1, -1], "mask": [1]}"#);
     refused(&scratch.prl(&format!("algo loss ce --input {short}")), &["`mask` has 1 entries for 2 tokens"]);
 }
