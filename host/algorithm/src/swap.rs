@@ -14,7 +14,7 @@ impl Algorithm {
     ///
     /// # Errors
     /// [`AlgorithmError::Swap`]; this instance is as it was then.
-    pub fn swap(&mut self, path: &Path, config: &Value, trial: &[Rollout]) -> Result<Metadata, AlgorithmError> {
+    pub fn swap(&mut self, path: &Path, config: &Value, trial: &[&Rollout]) -> Result<Metadata, AlgorithmError> {
         let refused =
             |reason: String| AlgorithmError::Swap { name: self.metadata.name.clone(), path: path.into(), reason };
         let text = |error: AlgorithmError| refused(error.to_string());
@@ -50,14 +50,11 @@ fn difference(old: &Metadata, new: &Metadata) -> Option<String> {
 }
 
 /// Calls everything that a run would call for a group.
-fn conform(mut algorithm: Algorithm, group: &[Rollout]) -> Result<(), AlgorithmError> {
-    let mut seen = Vec::with_capacity(group.len());
+fn conform(mut algorithm: Algorithm, group: &[&Rollout]) -> Result<(), AlgorithmError> {
     for rollout in group {
         algorithm.reference(rollout)?;
-        let streams = algorithm.score_rollout(rollout)?.streams.into_iter().next().unwrap_or_default();
-        seen.push(Rollout { streams, ..rollout.clone() });
     }
-    algorithm.score_group(&seen.iter().collect::<Vec<_>>())?;
+    algorithm.score_whole_group(group)?;
     if algorithm.has(Hook::State) {
         algorithm.save_state()?;
     }

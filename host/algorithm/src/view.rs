@@ -74,7 +74,7 @@ fn push_rollout(data: &mut GroupData, rollout: &Rollout) {
             data.role[tokens.clone()].fill(role_id(span.role));
             data.content[tokens].fill(span.is_content.into());
         }
-        let (oldest, newest) = sample.versions().unwrap_or((rollout.policy_version, rollout.policy_version));
+        let (oldest, newest) = sample.versions().unwrap_or_default();
         data.temperature.push(sample.temperature());
         data.version_min.push(oldest.0);
         data.version_max.push(newest.0);

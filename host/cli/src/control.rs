@@ -13,12 +13,16 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// Longest question, bytes.
 const LONGEST: u64 = 1 << 16;
+
+/// After a connection that could not be taken.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What can be asked of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,10 +84,20 @@ impl Control {
         let listener = UnixListener::bind(short)?;
         let reach = Arc::new(reach);
         let task = tokio::spawn(async move {
-            // A listener that fails is gone for good; the run goes on without it.
-            while let Ok((stream, _)) = listener.accept().await {
+            // Connections end with the listener.
+            let mut connections = JoinSet::new();
+            loop {
+                let stream = match listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        tracing::warn!(target: "prl_orchestrator", "`prl ctl` does not get through: {error}");
+                        tokio::time::sleep(PAUSE).await;
+                        continue;
+                    }
+                };
+                while connections.try_join_next().is_some() {}
                 let reach = reach.clone();
-                tokio::spawn(async move {
+                connections.spawn(async move {
                     let (read, mut write) = stream.into_split();
                     let mut line = String::new();
                     let mut read = tokio::io::BufReader::new(tokio::io::AsyncReadExt::take(read, LONGEST));
@@ -129,7 +143,9 @@ impl Reach {
     }
 
     async fn swap(&self, file: &Path, env: Option<&str>) -> Result<Value, String> {
-        let name = prl_algorithm::inspect(file).map_err(|e| e.to_string())?.name;
+        let path = file.to_path_buf();
+        let about = tokio::task::spawn_blocking(move || prl_algorithm::inspect(&path)).await;
+        let name = about.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?.name;
         let fits = |(at, algorithm): &&(String, Arc<PluginAlgorithm>)| {
             env.is_none_or(|env| env == at) && algorithm.name() == name
         };
@@ -139,16 +155,23 @@ impl Reach {
                 self.algorithms.iter().map(|(env, a)| format!("`{env}` has `{}`", a.name())).collect();
             return Err(format!("no environment uses the algorithm `{name}`: {}", has.join(", ")));
         }
-        // All at once, so that they change at the same step.
         let asked: Vec<_> = chosen.iter().map(|(env, algorithm)| (env, algorithm.swap(file.to_path_buf()))).collect();
-        let mut done = serde_json::Map::new();
+        let (mut done, mut failed) = (serde_json::Map::new(), Vec::new());
         for (env, swapped) in asked {
-            let swapped =
-                swapped.await.map_err(|_| "the run ended, or another swap came, before the next step".to_owned())?;
-            let (new, step) = swapped.map_err(|error| format!("environment `{env}`: {error}"))?;
-            done.insert(env.clone(), json!({ "name": new.name, "version": new.version, "from_step": step }));
+            match swapped.await {
+                Ok(Ok((new, step))) => {
+                    done.insert(env.clone(), json!({ "name": new.name, "version": new.version, "from_step": step }));
+                }
+                Ok(Err(error)) => failed.push(format!("environment `{env}`: {error}")),
+                Err(_) => failed.push(format!("environment `{env}`: another swap came first")),
+            }
         }
-        Ok(Value::Object(done))
+        if failed.is_empty() {
+            return Ok(Value::Object(done));
+        }
+        let swapped: Vec<&String> = done.keys().collect();
+        failed.extend((!done.is_empty()).then(|| format!("swapped on {swapped:?} only")));
+        Err(failed.join("; "))
     }
 }
 

@@ -259,6 +259,8 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     prl_orchestrator::check(&ready.settings, &train, &eval).map_err(|error| failure(&error))?;
     let stop = signals::listen().map_err(running("signal handlers"))?;
 
+    let resumed = ready.settings.resume.as_ref().map(|progress| &progress.algorithms);
+    let instances = parts.algorithms.instances(config, resumed)?;
     let dir = place.begin(early, ready.resumed.as_ref().map(|(step, _)| *step), &logs, &loaded.dump())?;
     let dir = Arc::new(dir);
     tracing::info!(
@@ -277,15 +279,14 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
 
     let monitor = logging::monitor(&dir, config.orchestrator.wandb.as_ref(), loaded)?;
     let bar = config.orchestrator.max_steps.map(|total| Progress::start(&logs, "Training", total));
-    let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), tapes, bar));
+    let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), tapes, bar, version(ready.resumed.as_ref()).0));
     let decoded = parts.renderer.clone();
     let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
     let begins = (version(ready.resumed.as_ref()), ready.trainer.learner());
-    let (policy, handover) = ready.sampler.policy(decode, &dir, &parts.model_dir, begins).await?;
+    let (policy, handover) =
+        ready.sampler.policy(decode, &dir, &parts.model_dir, begins, config.orchestrator.max_async_level).await?;
     let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
     let trainer = Arc::new(LocalTrainer::new(ready.trainer, handover, dir.clone(), plan));
-    let resumed = ready.settings.resume.as_ref().map(|progress| &progress.algorithms);
-    let instances = parts.algorithms.instances(config, resumed)?;
     let control = Reach {
         step: recorder.step(),
         max_steps: config.orchestrator.max_steps,

@@ -20,7 +20,7 @@ pub struct Stop {
 impl Stop {
     /// Stops as SIGTERM does.
     pub fn ask(&self) {
-        if self.code.swap(TERMINATED, Ordering::SeqCst) == 0 {
+        if self.code.compare_exchange(0, TERMINATED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             tracing::warn!("Stopping, as was asked, as soon as what is under way can be left");
             let _ = self.sender.send(true);
         }

@@ -177,13 +177,18 @@ impl Handle {
         }
     }
 
-    /// Log-probability of each of `ids` given those before it, 0 for the first, under the weights of the moment and over the
-    /// full vocabulary. Dropping the future cancels it.
+    /// Log-probability of each of `ids` given those before it, 0 for the first, under the weights of the moment, over the
+    /// full vocabulary and at `temperature`. Dropping the future cancels it.
     ///
     /// # Errors
     /// As the end of [`Handle::submit`]'s events.
-    pub fn score(&self, ids: Arc<[TokenId]>) -> impl Future<Output = Result<Vec<f32>, InferenceError>> + Send + use<> {
-        let sampling = SamplingParams { prompt_logprobs: Some(0), max_tokens: Some(0), ..SamplingParams::default() };
+    pub fn score(
+        &self,
+        ids: Arc<[TokenId]>,
+        temperature: f32,
+    ) -> impl Future<Output = Result<Vec<f32>, InferenceError>> + Send + use<> {
+        let (prompt_logprobs, max_tokens) = (Some(0), Some(0));
+        let sampling = SamplingParams { temperature, prompt_logprobs, max_tokens, ..SamplingParams::default() };
         let mut events = self.submit(Request { goes_on: false, ..Request::new(ids, sampling, 0) });
         async move {
             match events.next().await {

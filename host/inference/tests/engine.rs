@@ -68,13 +68,13 @@ fn logprobs_are_those_of_the_trainer_to_the_bit() {
 fn a_whole_context_is_scored_as_the_trainer_would() {
     let engine = engine(2);
     let ids: Vec<TokenId> = (0..64).map(|i| i * 7 % 30).collect();
-    let scored = block_on(engine.handle().score(ids.as_slice().into())).unwrap();
-    let packed = Packed { doc_lens: vec![64], temperatures: vec![1.0; 64], ids: ids.clone() };
+    let scored = block_on(engine.handle().score(ids.as_slice().into(), 0.7)).unwrap();
+    let packed = Packed { doc_lens: vec![64], temperatures: vec![0.7; 64], ids: ids.clone() };
     let stats = Learner::new(decoder(1), Kernels::Fast, 5).unwrap().forward(&packed).unwrap();
     assert_eq!((scored.len(), scored[0]), (64, 0.0));
     assert_eq!(scored[1..], stats.logprobs[1..]);
     assert_eq!(engine.handle().stats().decode_tokens, 0);
-    let longer = block_on(engine.handle().score([ids, vec![1]].concat().into()));
+    let longer = block_on(engine.handle().score([ids, vec![1]].concat().into(), 1.0));
     assert!(matches!(longer, Err(InferenceError::Overlong { prompt_tokens: 65, max_model_len: 64 })), "{longer:?}");
 }
 

@@ -144,8 +144,9 @@ mod x86 {
                             acc[r][v] = _mm512_fmadd_ps(av[v], bv, acc[r][v]);
                         }
                     }
-                    a = a.add(t.a_k);
-                    b = b.add(t.b_k);
+                    // Behind the last row there may be nothing to point at.
+                    a = a.wrapping_add(t.a_k);
+                    b = b.wrapping_add(t.b_k);
                 }
                 for r in 0..NR {
                     for v in 0..NV {
@@ -178,8 +179,9 @@ mod x86 {
                             acc[r][v] = _mm256_fmadd_ps(av[v], bv, acc[r][v]);
                         }
                     }
-                    a = a.add(t.a_k);
-                    b = b.add(t.b_k);
+                    // Behind the last row there may be nothing to point at.
+                    a = a.wrapping_add(t.a_k);
+                    b = b.wrapping_add(t.b_k);
                 }
                 for r in 0..NR {
                     for v in 0..NV {

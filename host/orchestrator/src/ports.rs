@@ -64,7 +64,7 @@ pub enum PolicyError {
 
 /// The inference engine.
 pub trait Policy: Send + Sync {
-    /// Samples one turn. Dropping the future cancels it.
+    /// Samples one turn. Dropping the future cancels it, as far as whoever samples can be reached.
     fn sample(&self, request: SampleRequest) -> BoxFuture<'_, Result<Sampled, PolicyError>>;
 
     /// Makes `version` visible to sampling, between two decode steps; requests that are under way go on with it.

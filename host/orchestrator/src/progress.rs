@@ -21,7 +21,8 @@ pub struct Progress {
     /// Tasks of these rollouts.
     pub total_tasks: u64,
     /// States of the algorithms that have one, by training environment: what [`Algorithm::state`](crate::Algorithm::state)
-    /// gave.
+    /// gave after the last group that was scored. Outside deterministic mode that may be a later group than the first which
+    /// a resumed run samples again.
     #[serde(default)]
     pub algorithms: BTreeMap<String, String>,
 }

@@ -250,7 +250,12 @@ impl Shell {
                     });
                 }
                 Action::SetPolicy(version) => {
-                    let set = self.deps.policy.set_policy(version).await;
+                    let mut stop = self.deps.stop.clone();
+                    let set = tokio::select! {
+                        set = self.deps.policy.set_policy(version) => set,
+                        // Nothing is sampled any more. A dropped sender never stops anything.
+                        Ok(_) = stop.wait_for(|stop| *stop) => return Ok(()),
+                    };
                     set.map_err(|message| Error::Policy { version: version.0, message })?;
                 }
                 Action::Train { batch, progress } => {

@@ -155,18 +155,14 @@ impl RunDir {
     }
 
     /// Prepares the directory for a run that continues after `step`: everything of later steps goes to `orphaned/`,
-    /// nothing is deleted, and `metrics.jsonl` ends with that step.
+    /// nothing but `broadcasts/` is deleted, and `metrics.jsonl` ends with that step.
     ///
     /// # Errors
     /// What the system refuses.
     pub fn set_aside_after(&self, step: Step) -> Result<(), StoreError> {
-        let places = [
-            (&self.ckpt_root, CHECKPOINTS),
-            (&self.ckpt_root, WEIGHTS),
-            (&self.root, ROLLOUTS),
-            (&self.root, BROADCASTS),
-        ];
-        for (root, name) in places {
+        // What was on its way has arrived or is sent again.
+        files::remove(&self.root.join(BROADCASTS))?;
+        for (root, name) in [(&self.ckpt_root, CHECKPOINTS), (&self.ckpt_root, WEIGHTS), (&self.root, ROLLOUTS)] {
             let dir = root.join(name);
             let Ok(entries) = fs::read_dir(&dir) else { continue };
             for entry in entries {

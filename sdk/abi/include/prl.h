@@ -113,7 +113,7 @@ typedef struct prl_column {
 #define PRL_COL_TURN_START 28     /* rollout, u64: start in the turn axis */
 #define PRL_COL_TOKEN_START 48    /* sample,  u64: start in the token axis */
 #define PRL_COL_TEMPERATURE 49    /* sample,  f32: sampling temperature */
-#define PRL_COL_VERSION_MIN 50    /* sample,  u64: oldest weights that drew one of its tokens */
+#define PRL_COL_VERSION_MIN 50    /* sample,  u64: oldest weights that drew one of its tokens; 0 when none of the run's did */
 #define PRL_COL_VERSION_MAX 51    /* sample,  u64: newest such weights */
 #define PRL_COL_TOKEN_ID 64       /* token,   u32: vocabulary index; prompt and completion */
 #define PRL_COL_MASK 65           /* token,   u8:  1 where the model sampled the token, else 0 */
@@ -262,7 +262,7 @@ typedef struct prl_plugin {
   int32_t (*create)(const prl_host *host, prl_str config, void **instance);
   /* Ends an instance. */
   void (*destroy)(void *instance);
-  /* Optional. Sees one rollout when it finishes and its reference is there; what it writes is there when its group is
+  /* Optional. Sees one rollout of a complete group once its reference is there; what it writes is there when the group is
    * scored. */
   int32_t (*score_rollout)(void *instance, const prl_group *rollout);
   /* Optional. Sees a group when all of its rollouts have ended. With action loss rl, every rollout that is not dropped

@@ -17,6 +17,8 @@ pub type Swapped = Result<(Metadata, Step), String>;
 /// One instance of a plug-in. Calls are serialised.
 pub struct PluginAlgorithm {
     running: Mutex<Running>,
+    /// Its name, which no build changes.
+    name: String,
     /// Its options.
     config: Value,
     /// The build that takes over at the next step, and who waits for that.
@@ -27,15 +29,14 @@ struct Running {
     algorithm: prl_algorithm::Algorithm,
     /// The step it scores for.
     step: Step,
-    /// The last group, which another build is tried on.
-    last: Vec<Rollout>,
 }
 
 impl PluginAlgorithm {
     /// Wraps an instance that was made with `config`.
     pub fn new(algorithm: prl_algorithm::Algorithm, config: Value) -> Self {
-        let running = Mutex::new(Running { algorithm, step: 0, last: Vec::new() });
-        PluginAlgorithm { running, config, wanted: Mutex::default() }
+        let name = algorithm.name().to_owned();
+        let running = Mutex::new(Running { algorithm, step: 0 });
+        PluginAlgorithm { running, name, config, wanted: Mutex::default() }
     }
 
     /// Goes on from a state that [`Algorithm::state`] gave.
@@ -45,17 +46,15 @@ impl PluginAlgorithm {
     }
 
     /// Its name.
-    pub fn name(&self) -> String {
-        self.running().algorithm.name().to_owned()
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// What stands before each sample when the live policy is to score it; nothing for a sample that it is not to score.
     pub fn reference(&self, rollout: &Rollout) -> Result<Vec<Option<Vec<Message>>>, String> {
-        let algorithm = &mut self.running().algorithm;
-        let prefixes = algorithm.reference(rollout).map_err(|e| e.to_string())?;
+        let prefixes = self.running().algorithm.reference(rollout).map_err(|e| e.to_string())?;
         let read = |prefix: Option<Value>| prefix.map(serde_json::from_value).transpose();
-        let name = algorithm.name();
-        let bad = |e| format!("algorithm {name}: the messages before a sample: {e}");
+        let bad = |e| format!("algorithm {}: the messages before a sample: {e}", self.name);
         prefixes.into_iter().map(read).collect::<Result<_, _>>().map_err(bad)
     }
 
@@ -72,8 +71,10 @@ impl PluginAlgorithm {
 }
 
 impl Running {
-    fn swap(&mut self, step: Step, path: PathBuf, config: &Value, answer: oneshot::Sender<Swapped>) {
-        let swapped = self.algorithm.swap(&path, config, &self.last).map_err(|e| e.to_string());
+    /// Another build takes over, if it does well on the group that is next.
+    fn swap(&mut self, (path, answer): (PathBuf, oneshot::Sender<Swapped>), config: &Value, group: &[&Rollout]) {
+        let step = self.step;
+        let swapped = self.algorithm.swap(&path, config, group).map_err(|e| e.to_string());
         match &swapped {
             Ok(new) => tracing::info!(
                 target: "prl_orchestrator",
@@ -92,13 +93,12 @@ impl Algorithm for PluginAlgorithm {
         if running.step != step {
             running.step = step;
             let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some((path, answer)) = wanted {
-                running.swap(step, path, &self.config, answer);
+            if let Some(wanted) = wanted {
+                running.swap(wanted, &self.config, group);
             }
         }
         let scored = running.algorithm.score_whole_group(group).map_err(|e| e.to_string())?;
-        running.last = group.iter().map(|rollout| (*rollout).clone()).collect();
-        let name = running.algorithm.name();
+        let name = &self.name;
         let prl_algorithm::Scored { streams, dropped, mut metrics, .. } = scored;
         metrics.iter_mut().for_each(|m| m.name = format!("{name}/{}", m.name));
         for (rollout, reason) in group.iter().zip(&dropped) {

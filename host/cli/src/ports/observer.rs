@@ -23,9 +23,9 @@ struct Inner {
 }
 
 impl Recorder {
-    /// `tapes` hold what the log keeps beside the rollouts; `bar` counts steps.
-    pub fn new(monitor: Monitor, rollouts: RolloutLog, tapes: Tapes, bar: Option<Progress>) -> Self {
-        let step = Arc::new(AtomicU64::new(0));
+    /// `tapes` hold what the log keeps beside the rollouts; `bar` counts steps; `done` were done before.
+    pub fn new(monitor: Monitor, rollouts: RolloutLog, tapes: Tapes, bar: Option<Progress>, done: Step) -> Self {
+        let step = Arc::new(AtomicU64::new(done));
         Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, tapes, bar, step, failed: false }))
     }
 

@@ -10,7 +10,7 @@ use futures::future::{BoxFuture, try_join_all};
 use prl_config::FrozenModel;
 use prl_environment::{LlmRequest, ServiceError};
 use prl_orchestrator::{Answer, Question, Reference, Source};
-use prl_types::{Rollout, TokenId};
+use prl_types::{Rollout, Sample, TokenId};
 use serde_json::{Map, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl Outside {
     /// Sees that every server scores tokens.
     pub async fn check_scores(&self, ids: &[TokenId], key: &str) -> Result<(), Failure> {
         for server in &self.servers {
-            server.score(&self.client, ids).await.map_err(|e| Failure::input(format_args!("`{key}`: {e}")))?;
+            server.score(&self.client, ids, 1.0).await.map_err(|e| Failure::input(format_args!("`{key}`: {e}")))?;
         }
         Ok(())
     }
@@ -118,10 +118,11 @@ pub struct Teacher(pub Outside);
 impl Reference for Teacher {
     fn logprobs<'a>(&'a self, rollout: &'a Rollout) -> BoxFuture<'a, Result<Vec<Option<Vec<f32>>>, String>> {
         let Teacher(model) = self;
-        let score = move |ids: &'a [TokenId]| async move {
+        let score = move |sample: &'a Sample| async move {
             let _place = model.room.acquire().await;
-            model.server().score(&model.client, ids).await.map(Some).map_err(|error| error.to_string())
+            let scored = model.server().score(&model.client, sample.token_ids(), sample.temperature()).await;
+            scored.map(Some).map_err(|error| error.to_string())
         };
-        try_join_all(rollout.samples.iter().map(move |sample| score(sample.token_ids()))).boxed()
+        try_join_all(rollout.samples.iter().map(score)).boxed()
     }
 }

@@ -7,7 +7,7 @@ use prl_inference::{Class, Decode, Handle, InferenceError, Request, SamplingPara
 use prl_model::Snapshot;
 use prl_orchestrator::{Policy, PolicyError, Reference, SampleRequest};
 use prl_render::Renderer;
-use prl_types::{Message, PolicyVersion, Rollout, Sampled, TokenId};
+use prl_types::{Message, PolicyVersion, Rollout, Sample, Sampled, TokenId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -74,13 +74,13 @@ impl Policy for EnginePolicy {
 
 /// Scores ids under the weights of the moment.
 pub trait Scores: Send + Sync {
-    /// The log-probability of each token given those before it, 0 for the first.
-    fn score(&self, ids: Arc<[TokenId]>) -> BoxFuture<'_, Result<Vec<f32>, String>>;
+    /// The log-probability at `temperature` of each token given those before it, 0 for the first.
+    fn score(&self, ids: Arc<[TokenId]>, temperature: f32) -> BoxFuture<'_, Result<Vec<f32>, String>>;
 }
 
 impl Scores for Handle {
-    fn score(&self, ids: Arc<[TokenId]>) -> BoxFuture<'_, Result<Vec<f32>, String>> {
-        Handle::score(self, ids).map(|scored| scored.map_err(|e| e.to_string())).boxed()
+    fn score(&self, ids: Arc<[TokenId]>, temperature: f32) -> BoxFuture<'_, Result<Vec<f32>, String>> {
+        Handle::score(self, ids, temperature).map(|scored| scored.map_err(|e| e.to_string())).boxed()
     }
 }
 
@@ -102,17 +102,17 @@ impl Reference for PolicyReference {
             let prefixes = tokio::task::spawn_blocking(move || algorithm.reference(&seen)).await;
             let prefixes = prefixes.map_err(|error| error.to_string())??;
             let samples = prefixes.into_iter().zip(&rollout.samples);
-            try_join_all(samples.map(|(prefix, sample)| self.score(prefix, sample.token_ids()))).await
+            try_join_all(samples.map(|(prefix, sample)| self.score(prefix, sample))).await
         }
         .boxed()
     }
 }
 
 impl PolicyReference {
-    async fn score(&self, prefix: Option<Vec<Message>>, ids: &[TokenId]) -> Result<Option<Vec<f32>>, String> {
+    async fn score(&self, prefix: Option<Vec<Message>>, sample: &Sample) -> Result<Option<Vec<f32>>, String> {
         let Some(prefix) = prefix else { return Ok(None) };
         let first = self.renderer.render_ids(&prefix, &[], false).map_err(|e| e.to_string())?.ids;
-        let scored = self.policy.score([&first, ids].concat().into()).await?;
+        let scored = self.policy.score([&first, sample.token_ids()].concat().into(), sample.temperature()).await?;
         // The first token of the sample has no log-probability where nothing stands before it.
         Ok(Some(scored[first.len()..].to_vec()))
     }

@@ -24,9 +24,6 @@ use std::time::Duration;
 const KEY: &str = "orchestrator.model.client";
 /// How long a server may take to load weights.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(720);
-/// Folders of weights that are kept: servers may still read the one before the newest.
-const KEPT: Keep = Keep { last: Some(2), interval: None };
-
 /// The servers, each with the way in for weights.
 pub struct Servers {
     client: Client,
@@ -62,16 +59,16 @@ impl Servers {
             server.model = model["id"].as_str().unwrap_or(name).to_owned();
             context = context.min(model["max_model_len"].as_u64().map_or(usize::MAX, |len| len as usize));
             let (base_url, api_key, timeout) = (admin_url.clone(), admin_key.clone(), UPDATE_TIMEOUT);
-            let admin = RemoteModel { base_url, api_key, timeout, ..server.clone() };
+            let admin = RemoteModel { base_url, api_key, timeout, max_retries: 1, ..server.clone() };
             servers.push((server, admin));
         }
         let (next, version) = (AtomicUsize::new(0), AtomicU64::new(0));
         Ok(Servers { client, servers, next, version, context })
     }
 
-    /// Tokens of prompt and answer together that every server takes, as far as they tell.
+    /// Tokens of a whole rollout that every server takes, as far as they tell: scoring one takes room for a token more.
     pub fn context(&self) -> usize {
-        self.context
+        self.context - 1
     }
 
     fn server(&self) -> &RemoteModel {
@@ -95,8 +92,8 @@ impl Servers {
 }
 
 impl Scores for Servers {
-    fn score(&self, ids: Arc<[TokenId]>) -> BoxFuture<'_, Result<Vec<f32>, String>> {
-        async move { self.server().score(&self.client, &ids).await.map_err(|e| e.to_string()) }.boxed()
+    fn score(&self, ids: Arc<[TokenId]>, temperature: f32) -> BoxFuture<'_, Result<Vec<f32>, String>> {
+        async move { self.server().score(&self.client, &ids, temperature).await.map_err(|e| e.to_string()) }.boxed()
     }
 }
 
@@ -132,6 +129,8 @@ pub struct Broadcast {
     pub folder: Checkpoints,
     /// The folder that the tokenizer is copied from.
     pub companions: PathBuf,
+    /// Folders that are kept: of every version that servers may still be told to read.
+    pub kept: usize,
 }
 
 impl Broadcast {
@@ -142,7 +141,7 @@ impl Broadcast {
         let writer = self.folder.begin(version.0).map_err(|e| e.to_string())?;
         decoder.save_hf(writer.dir(), &options).map_err(|e| e.to_string())?;
         writer.commit().map_err(|e| e.to_string())?;
-        self.folder.prune(KEPT).map_err(|e| e.to_string())?;
+        self.folder.prune(Keep { last: Some(self.kept), interval: None }).map_err(|e| e.to_string())?;
         Ok(())
     }
 }

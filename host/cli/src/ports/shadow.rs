@@ -3,19 +3,35 @@
 use crate::ports::algorithm::PluginAlgorithm;
 use prl_orchestrator::{Algorithm, Scored};
 use prl_types::{Metric, Rollout, Step, Streams, Summary};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The real one with its shadows.
 pub struct Shadowed {
     real: Arc<PluginAlgorithm>,
-    shadows: Vec<(PluginAlgorithm, AtomicBool)>,
+    shadows: Vec<Shadow>,
+}
+
+struct Shadow {
+    algorithm: PluginAlgorithm,
+    /// Its part of the names of metrics.
+    label: String,
+    /// Whether it was said that it fails.
+    told: AtomicBool,
 }
 
 impl Shadowed {
-    /// `shadows` score what `real` scores.
+    /// `shadows` score what `real` scores. Of several of one name the second is labelled `NAME_2`, and so on.
     pub fn new(real: Arc<PluginAlgorithm>, shadows: Vec<PluginAlgorithm>) -> Self {
-        Shadowed { real, shadows: shadows.into_iter().map(|shadow| (shadow, AtomicBool::new(false))).collect() }
+        let mut seen = BTreeMap::<String, usize>::new();
+        let shadow = |algorithm: PluginAlgorithm| {
+            let name = algorithm.name().to_owned();
+            let count = seen.entry(name.clone()).and_modify(|count| *count += 1).or_insert(1);
+            let label = if *count == 1 { name } else { format!("{name}_{count}") };
+            Shadow { algorithm, label: format!("shadow/{label}"), told: AtomicBool::new(false) }
+        };
+        Shadowed { real, shadows: shadows.into_iter().map(shadow).collect() }
     }
 }
 
@@ -26,15 +42,15 @@ impl Algorithm for Shadowed {
             return Ok(scored);
         }
         let real = advantages(group, &scored.streams);
-        about(&self.real.name(), &scored.streams, &real, &mut scored.metrics);
-        for (shadow, told) in &self.shadows {
-            let name = format!("shadow/{}", shadow.name());
-            let failed = match shadow.score_group(step, group) {
+        about(self.real.name(), &scored.streams, &real, &mut scored.metrics);
+        for Shadow { algorithm, label: name, told } in &self.shadows {
+            let failed = match algorithm.score_group(step, group) {
                 Ok(other) => {
+                    let own = |m: &Metric| m.name.strip_prefix(algorithm.name()).unwrap_or_default().to_owned();
                     let metrics = other.metrics.into_iter();
-                    scored.metrics.extend(metrics.map(|m| Metric { name: format!("shadow/{}", m.name), ..m }));
+                    scored.metrics.extend(metrics.map(|m| Metric { name: format!("{name}{}", own(&m)), ..m }));
                     let values = advantages(group, &other.streams);
-                    about(&name, &other.streams, &values, &mut scored.metrics);
+                    about(name, &other.streams, &values, &mut scored.metrics);
                     if let Some(value) = correlation(&real, &values) {
                         scored.metrics.push(Metric { name: format!("{name}/correlation"), value });
                     }

@@ -101,6 +101,9 @@ impl Inner {
             metrics.insert("time/train".into(), seconds);
         }
         metrics.insert("time/wait_for_batch".into(), waited);
+        if self.given_up.load(Ordering::SeqCst) {
+            return Err("nobody waits for the step any more".into());
+        }
         let started = Instant::now();
         self.handover.publish(PolicyVersion(batch.step), trainer.learner())?;
         metrics.insert("time/broadcast_weights".into(), started.elapsed().as_secs_f64());

@@ -29,13 +29,13 @@ impl RemoteModel {
         sampled(&answer["choices"][0], version).map_err(|what| self.unusable(what))
     }
 
-    /// Log-probability of each of `ids` given those before it, 0 for the first.
+    /// Log-probability of each of `ids` given those before it, 0 for the first; at `temperature`, where the server heeds it.
     ///
     /// # Errors
     /// As [`RemoteModel::post`], and for an answer that does not score every token.
-    pub async fn score(&self, client: &Client, ids: &[TokenId]) -> Result<Vec<f32>, ServiceError> {
+    pub async fn score(&self, client: &Client, ids: &[TokenId], temperature: f32) -> Result<Vec<f32>, ServiceError> {
         let body = json!({
-            "model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0, "prompt_logprobs": 1,
+            "model": self.model, "prompt": ids, "max_tokens": 1, "temperature": temperature, "prompt_logprobs": 1,
         });
         let answer = self.post(client, "completions", &body).await?;
         scores(&answer, ids).map_err(|what| self.unusable(what))

@@ -57,7 +57,7 @@ impl Algorithms {
         let plugins = plugins.collect::<Result<Vec<_>, _>>()?;
         let mut shadows = Vec::new();
         for (i, algo) in orchestrator.shadow_algo.iter().enumerate() {
-            let key = format!("orchestrator.shadow_algo.{i}");
+            let key = shadow_key(i);
             let plugin = open(&key, algo)?;
             check_shadow(&key, plugin.metadata(), algo, &plugins)?;
             shadows.push(plugin);
@@ -99,8 +99,8 @@ impl Algorithms {
             if let Some(state) = states.and_then(|states| states.get(&env.name)) {
                 real.resume(state).map_err(input("`ckpt.resume_step`"))?;
             }
-            let shadows = self.shadows.iter().zip(&orchestrator.shadow_algo);
-            let shadow = |(plugin, algo)| create(plugin, ("orchestrator.shadow_algo", algo), config.seed);
+            let shadows = self.shadows.iter().zip(&orchestrator.shadow_algo).enumerate();
+            let shadow = |(i, (plugin, algo))| create(plugin, (&shadow_key(i), algo), config.seed);
             instances.push(Instance {
                 env: env.name.clone(),
                 real: Arc::new(real),
@@ -123,6 +123,10 @@ impl Instance {
         };
         TrainDeps { env, algorithm: Arc::new(Shadowed::new(real, shadows)), source, reference }
     }
+}
+
+fn shadow_key(index: usize) -> String {
+    format!("orchestrator.shadow_algo.{index}")
 }
 
 fn create(plugin: &Plugin, (key, algo): (&str, &Algo), seed: u64) -> Result<PluginAlgorithm, Failure> {

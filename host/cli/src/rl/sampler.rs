@@ -37,6 +37,7 @@ impl Sampler {
         run: &RunDir,
         companions: &Path,
         (version, learner): (PolicyVersion, &Learner),
+        max_async_level: u64,
     ) -> Result<(Arc<dyn Policy>, Handover), Failure> {
         match self {
             Sampler::Here(engine) => {
@@ -46,7 +47,10 @@ impl Sampler {
             }
             Sampler::There(servers) => {
                 let broadcasts = run.broadcasts();
-                let broadcast = Broadcast { folder: run.broadcasts(), companions: companions.to_path_buf() };
+                // The newest version may be so many ahead of the one that is read; one more may be under way.
+                let kept = usize::try_from(max_async_level).unwrap_or(usize::MAX).saturating_add(2);
+                let companions = companions.to_path_buf();
+                let broadcast = Broadcast { folder: run.broadcasts(), companions, kept };
                 let handover = Handover::Folder(broadcast);
                 handover.publish(version, learner).map_err(running("the first weights for the servers"))?;
                 let policy = ServedPolicy { servers: servers.clone(), broadcasts };

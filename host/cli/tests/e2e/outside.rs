@@ -76,6 +76,10 @@ fn the_policy_is_sampled_on_a_server() {
     assert_eq!(kept.len(), 2, "{kept:?}");
     run.has("broadcasts/step_3/STABLE");
 
+    // Going on sends the checkpoint's weights again.
+    scratch.rl("served", &format!("{} --ckpt.resume-step 3", sync.replace("--max-steps 3", "--max-steps 4"))).ok();
+    assert_eq!(run.series("mismatch_kl/all/mean"), [0.0; 4]);
+
     let lopsided = format!("{client} --orchestrator.model.client.admin-base-url http://a:1 http://b:2");
     let lopsided = scratch.rl("no", &lopsided);
     assert_eq!(lopsided.code, Some(2), "{lopsided}");
