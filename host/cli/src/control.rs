@@ -59,6 +59,8 @@ pub struct Reach {
     pub max_steps: Option<Step>,
     /// Algorithms by training environment.
     pub algorithms: Vec<(String, Arc<PluginAlgorithm>)>,
+    /// The plug-in whose loss the run trains with.
+    pub loss: Option<String>,
     /// Stops the run.
     pub stop: Stop,
 }
@@ -146,6 +148,13 @@ impl Reach {
         let path = file.to_path_buf();
         let about = tokio::task::spawn_blocking(move || prl_algorithm::inspect(&path)).await;
         let name = about.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?.name;
+        if let Some(env) = env.filter(|env| self.algorithms.iter().all(|(at, _)| at != env)) {
+            let has: Vec<&str> = self.algorithms.iter().map(|(at, _)| at.as_str()).collect();
+            return Err(format!("there is no training environment `{env}`; there are `{}`", has.join("`, `")));
+        }
+        if self.loss.as_ref() == Some(&name) {
+            return Err(format!("`{name}` is also the loss of this run, which cannot be swapped: start another run"));
+        }
         let fits = |(at, algorithm): &&(String, Arc<PluginAlgorithm>)| {
             env.is_none_or(|env| env == at) && algorithm.name() == name
         };

@@ -291,6 +291,10 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         step: recorder.step(),
         max_steps: config.orchestrator.max_steps,
         algorithms: instances.iter().map(|one| (one.env.clone(), one.real.clone())).collect(),
+        loss: match &config.trainer.loss {
+            prl_config::Loss::Custom(custom) => Some(custom.name.clone()),
+            _ => None,
+        },
         stop: stop.clone(),
     };
     let control = Control::listen(dir.root(), control)

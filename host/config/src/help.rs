@@ -43,7 +43,7 @@ fn table(text: &mut String, section: &Section, path: &str, tag: Option<&str>) {
             None => (&key.node, here),
         };
         match &node.kind {
-            Kind::Table(inner) => table(text, inner, &here, None),
+            Kind::Table(inner) | Kind::OpenUnion(_, inner) => table(text, inner, &here, None),
             Kind::Union(union) => {
                 for (tag, inner) in &union.variants {
                     let default = if union.default == Some(*tag) { " (default)" } else { "" };

@@ -42,7 +42,7 @@ impl Algorithm for Shadowed {
             return Ok(scored);
         }
         let real = advantages(group, &scored.streams);
-        about(self.real.name(), &scored.streams, &real, &mut scored.metrics);
+        about(self.real.name(), (group, &scored.streams), &real, &mut scored.metrics);
         for Shadow { algorithm, label: name, told } in &self.shadows {
             let failed = match algorithm.score_group(step, group) {
                 Ok(other) => {
@@ -50,7 +50,7 @@ impl Algorithm for Shadowed {
                     let metrics = other.metrics.into_iter();
                     scored.metrics.extend(metrics.map(|m| Metric { name: format!("{name}{}", own(&m)), ..m }));
                     let values = advantages(group, &other.streams);
-                    about(name, &other.streams, &values, &mut scored.metrics);
+                    about(name, (group, &other.streams), &values, &mut scored.metrics);
                     if let Some(value) = correlation(&real, &values) {
                         scored.metrics.push(Metric { name: format!("{name}/correlation"), value });
                     }
@@ -87,7 +87,12 @@ fn advantages(group: &[&Rollout], streams: &[Option<Vec<Streams>>]) -> Vec<f64> 
 }
 
 /// Statistics of one algorithm's streams over a group.
-fn about(name: &str, streams: &[Option<Vec<Streams>>], advantages: &[f64], metrics: &mut Vec<Metric>) {
+fn about(
+    name: &str,
+    (group, streams): (&[&Rollout], &[Option<Vec<Streams>>]),
+    advantages: &[f64],
+    metrics: &mut Vec<Metric>,
+) {
     let summary = Summary::of(advantages.iter().copied());
     let mut put = |key: &str, value: f64| metrics.push(Metric { name: format!("{name}/{key}"), value });
     put("advantages/mean", summary.mean);
@@ -95,16 +100,18 @@ fn about(name: &str, streams: &[Option<Vec<Streams>>], advantages: &[f64], metri
     put("advantages/min", summary.min);
     put("advantages/max", summary.max);
     put("dropped", streams.iter().filter(|s| s.is_none()).count() as f64 / streams.len().max(1) as f64);
-    let weights: [(&str, fn(&Streams) -> &Option<Vec<f32>>); 3] = [
-        ("rl_weights", |s| &s.rl_weights),
-        ("ce_weights", |s| &s.ce_weights),
-        ("ref_kl_weights", |s| &s.ref_kl_weights),
-    ];
-    for (key, of) in weights {
-        let all = streams.iter().flatten().flatten().filter_map(|s| of(s).as_ref()).flatten();
-        let sum: f64 = all.map(|w| f64::from(*w)).sum();
-        put(&format!("{key}/sum"), sum);
+    let (mut rl, mut ce, mut ref_kl) = (0.0, 0.0, 0.0);
+    let sum = |weights: &Option<Vec<f32>>| weights.iter().flatten().map(|w| f64::from(*w)).sum::<f64>();
+    let kept = group.iter().zip(streams).filter_map(|(rollout, streams)| Some((rollout, streams.as_ref()?)));
+    for (sample, streams) in kept.flat_map(|(rollout, streams)| rollout.samples.iter().zip(streams)) {
+        // Without a stream every sampled token has weight 1.
+        rl += if streams.rl_weights.is_none() { sample.output_tokens() as f64 } else { sum(&streams.rl_weights) };
+        ce += sum(&streams.ce_weights);
+        ref_kl += sum(&streams.ref_kl_weights);
     }
+    put("rl_weights/sum", rl);
+    put("ce_weights/sum", ce);
+    put("ref_kl_weights/sum", ref_kl);
 }
 
 /// Pearson's correlation; none where one of the two does not vary.

@@ -129,7 +129,11 @@ impl RemoteModel {
             let said = body.as_ref().and_then(|body| body["error"]["message"].as_str());
             let said = said.map_or_else(|| String::from_utf8_lossy(&answer.body).into_owned(), str::to_owned);
             let said: String = said.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(300).collect();
-            let text = format!("{self}: status {}: {said}", answer.status);
+            let hint = match answer.status == 404 && !self.base_url.trim_end_matches('/').ends_with("/v1") {
+                true => "; addresses usually end in /v1",
+                false => "",
+            };
+            let text = format!("{self}: status {}: {said}{hint}", answer.status);
             return Err(match answer.status {
                 408 | 409 | 425 | 429 | 500.. => ServiceError::Upstream(text),
                 _ => ServiceError::Invalid(text),

@@ -30,7 +30,7 @@ fn a_run_tells_where_it_stands_takes_a_new_algorithm_and_stops() {
     running.wait_for("algorithm grpo is ");
     let swap = |words: &str| scratch.prl(&format!("ctl swap-algo {out} {words}"));
     refused(&swap(&shipped("max_rl")), &["no environment uses the algorithm `max_rl`", "`reverse-text` has `grpo`"]);
-    refused(&swap("rebuilt.so --env other"), &["no environment uses the algorithm `grpo`"]);
+    refused(&swap("rebuilt.so --env other"), &["no training environment `other`", "there are `reverse-text`"]);
     refused(&swap("missing.so"), &["missing.so"]);
     fs::write(scratch.path("empty.so"), "").unwrap();
     refused(&swap("empty.so"), &["empty.so", "empty"]);

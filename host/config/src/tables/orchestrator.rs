@@ -53,7 +53,7 @@ impl Described for Algo {
         let key = |name, doc, node, default| Key { name, doc, node, default, rules: Vec::new() };
         let teacher = "The model whose log-probabilities of the sampled tokens the plug-in wants.";
         Section {
-            doc: "What the host does for an algorithm; every other key is the plug-in's own.",
+            doc: "`type` names the plug-in. These keys are for the host, every other one is the plug-in's own.",
             keys: vec![
                 key("teacher", teacher, Option::<FrozenModel>::node(), Json::Null),
                 key("sampling", "Where rollouts come from.", AlgoSampling::node(), json(&AlgoSampling::default())),
