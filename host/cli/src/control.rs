@@ -21,6 +21,8 @@ use tokio::task::{JoinHandle, JoinSet};
 /// Longest question, bytes.
 const LONGEST: u64 = 1 << 16;
 
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// After a connection that could not be taken.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -191,6 +193,9 @@ impl Reach {
 pub fn ask(root: &Path, ask: &Ask) -> std::io::Result<Said> {
     let (_dir, short) = short(root)?;
     let mut stream = UnixStream::connect(short)?;
+    // A swap waits for the next step, everything else is answered at once.
+    let patience = if matches!(ask, Ask::SwapAlgo { .. }) { None } else { Some(PATIENCE) };
+    stream.set_read_timeout(patience)?;
     stream.write_all(format!("{}\n", json!(ask)).as_bytes())?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;

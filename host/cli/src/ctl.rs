@@ -93,6 +93,9 @@ fn tell(run: &Run, what: &Ask) -> Result<Value, Failure> {
         Ok(Said::Ok(value)) => Ok(value),
         Ok(Said::Error(error)) => Err(Failure::input(error)),
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(Failure::run(error)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(Failure::run(format_args!("the run in `{}` does not answer", root.display())))
+        }
         Err(error) => Err(Failure::input(format_args!(
             "no run listens in `{}`: {error}; give the output directory of one that is running",
             root.display()

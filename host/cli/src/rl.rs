@@ -110,7 +110,14 @@ impl Parts {
 
         algorithms.connect(config, &renderer).await?;
         let servers = match &orchestrator.model.client {
-            Some(client) => Some(Arc::new(Servers::connect(client, &orchestrator.model.name).await?)),
+            Some(client) => {
+                let servers = Servers::connect(client, &orchestrator.model.name).await?;
+                // Weights from scratch are in no folder yet.
+                if random.is_none() {
+                    servers.check_update(&std::path::absolute(&model_dir).map_err(Failure::input)?).await?;
+                }
+                Some(Arc::new(servers))
+            }
             None => None,
         };
         let sandbox = environments::sandbox()?;

@@ -80,19 +80,20 @@ pub(crate) async fn update_weights(
     // One at a time, so that versions count on and memory holds one further model at most.
     let loading = app.clone();
     let update = tokio::spawn(async move {
-        let _one = loading.updating.lock().await;
+        let mut updates = loading.updating.lock().await;
         let weights = loading.weights.clone();
         let loaded = tokio::task::spawn_blocking(move || weights.load(&PathBuf::from(dir))).await?;
         let snapshot = loaded.map_err(|reason| ApiError::field("weight_dir", format!("`weight_dir`: {reason}")))?;
         let version = PolicyVersion(version.unwrap_or_else(|| loading.engine.stats().version.0.saturating_add(1)));
         loading.engine.update(snapshot, version)?;
         loading.engine.ping().await?;
-        Ok::<_, ApiError>(version)
+        *updates += 1;
+        Ok::<_, ApiError>((version, *updates))
     });
     // On a task of its own: a caller who goes away in the middle leaves no lock and no half an update.
-    let version = update.await??;
+    let (version, updates) = update.await??;
     tracing::info!(target: "prl_server", "weights of policy {version} are in use");
-    Ok(Json(json!({"status": "updated", "version": version.0})))
+    Ok(Json(json!({"status": "updated", "version": version.0, "updates": updates})))
 }
 
 /// Weights over NCCL.

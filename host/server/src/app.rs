@@ -69,8 +69,8 @@ pub(crate) struct App {
     pub metrics: Arc<Metrics>,
     pub lease: Lease,
     pub ready: Ready,
-    /// Held while weights are loaded.
-    pub updating: tokio::sync::Mutex<()>,
+    /// Held while weights are loaded; how often that was.
+    pub updating: tokio::sync::Mutex<u64>,
     /// Seconds since 1970.
     pub started: u64,
     requests: AtomicU64,

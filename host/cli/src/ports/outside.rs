@@ -10,6 +10,7 @@ use futures::future::{BoxFuture, try_join_all};
 use prl_config::FrozenModel;
 use prl_environment::{LlmRequest, ServiceError};
 use prl_orchestrator::{Answer, Question, Reference, Source};
+use prl_render::Renderer;
 use prl_types::{Rollout, Sample, TokenId};
 use serde_json::{Map, json};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,10 +56,23 @@ impl Outside {
         Ok(outside)
     }
 
-    /// Sees that every server scores tokens.
-    pub async fn check_scores(&self, ids: &[TokenId], key: &str) -> Result<(), Failure> {
+    /// Sees that every server scores tokens, and means the same ones by their ids.
+    pub async fn check_scores(&self, renderer: &Renderer, ids: &[TokenId], key: &str) -> Result<(), Failure> {
         for server in &self.servers {
-            server.score(&self.client, ids, 1.0).await.map_err(|e| Failure::input(format_args!("`{key}`: {e}")))?;
+            let words = server.words(&self.client, ids).await;
+            let words = words.map_err(|e| Failure::input(format_args!("`{key}`: {e}")))?;
+            let ours = |id: &TokenId| renderer.decode(std::slice::from_ref(id)).unwrap_or_default();
+            let other = ids[1..].iter().zip(&words).find_map(|(id, theirs)| {
+                let (ours, theirs) = (ours(id), theirs.as_ref()?);
+                // Tokenizers write what is no plain text in several ways.
+                let plain = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric());
+                (plain(&ours) && plain(theirs) && ours != *theirs).then(|| (*id, ours, theirs.clone()))
+            });
+            if let Some((id, ours, theirs)) = other {
+                return Err(Failure::input(format_args!(
+                    "`{key}`: {server} has another vocabulary: token {id} is \"{theirs}\" there and \"{ours}\" here"
+                )));
+            }
         }
         Ok(())
     }

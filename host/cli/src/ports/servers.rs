@@ -15,21 +15,26 @@ use prl_orchestrator::{Policy, PolicyError, SampleRequest};
 use prl_store::{Checkpoints, Keep};
 use prl_types::{PolicyVersion, Sampled, TokenId};
 use serde_json::json;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Dotted path of their table.
 const KEY: &str = "orchestrator.model.client";
 /// How long a server may take to load weights.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(720);
+/// Between two lines that say that servers are waited for.
+const REMINDER: Duration = Duration::from_secs(30);
+
 /// The servers, each with the way in for weights.
 pub struct Servers {
     client: Client,
     servers: Vec<(RemoteModel, RemoteModel)>,
     next: AtomicUsize,
     version: AtomicU64,
+    /// By server: how many updates it told of the last time.
+    updates: Mutex<Vec<Option<u64>>>,
     /// Tokens that all of them take.
     context: usize,
 }
@@ -63,7 +68,45 @@ impl Servers {
             servers.push((server, admin));
         }
         let (next, version) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Ok(Servers { client, servers, next, version, context })
+        let updates = Mutex::new(vec![None; servers.len()]);
+        Ok(Servers { client, servers, next, version, updates, context })
+    }
+
+    /// Sends weights that the policy is like, to see that servers take them before anything depends on it.
+    pub async fn check_update(&self, weights: &Path) -> Result<(), Failure> {
+        let hint = "see `admin_base_url` and `admin_api_key_var`, and that it serves this model";
+        let sent = self.update(PolicyVersion(0), weights).await;
+        sent.map_err(|error| Failure::input(format_args!("`{KEY}`: {error}; a server must take weights: {hint}")))
+    }
+
+    /// Sends `weights` to all servers.
+    async fn update(&self, version: PolicyVersion, weights: &Path) -> Result<(), String> {
+        let body = json!({ "weight_dir": weights, "version": version.0 });
+        let sent = self.servers.iter().map(|(_, admin)| admin.post(&self.client, "/update_weights", &body));
+        let mut sent = std::pin::pin!(try_join_all(sent));
+        let answers = loop {
+            tokio::select! {
+                answers = &mut sent => break answers.map_err(|e| e.to_string())?,
+                () = tokio::time::sleep(REMINDER) => {
+                    tracing::warn!(target: "prl_orchestrator", "Waiting for servers to take the weights of policy {version}");
+                }
+            }
+        };
+        let mut known = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
+        for ((known, answer), (server, _)) in known.iter_mut().zip(&answers).zip(&self.servers) {
+            let told = answer["updates"].as_u64();
+            if let (Some(before), Some(now)) = (*known, told)
+                && now != before + 1
+            {
+                return Err(format!(
+                    "{server}: it took weights that this run did not send, so another run uses it, or it was started again; \
+                     give each run servers of its own"
+                ));
+            }
+            *known = told;
+        }
+        self.version.store(version.0, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Tokens of a whole rollout that every server takes, as far as they tell: scoring one takes room for a token more.
@@ -111,15 +154,7 @@ impl Policy for ServedPolicy {
     }
 
     fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>> {
-        let dir = self.broadcasts.path(version.0);
-        let body = json!({ "weight_dir": dir, "version": version.0 });
-        let update = move |admin: &RemoteModel| {
-            let (client, admin, body) = (self.servers.client.clone(), admin.clone(), body.clone());
-            async move { admin.post(&client, "/update_weights", &body).await.map_err(|e| e.to_string()) }
-        };
-        let updates = try_join_all(self.servers.servers.iter().map(|(_, admin)| update(admin)));
-        let done = move |_| self.servers.version.store(version.0, Ordering::Relaxed);
-        updates.map(move |updated| updated.map(done)).boxed()
+        async move { self.servers.update(version, &self.broadcasts.path(version.0)).await }.boxed()
     }
 }
 

@@ -13,6 +13,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 
 /// Between two looks for a server that is not there yet.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+/// How long a look may take.
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// Between two lines that say so.
 const REMINDER: Duration = Duration::from_secs(30);
 
@@ -57,8 +59,10 @@ impl RemoteModel {
     /// As [`RemoteModel::post`], when `patience` is over.
     pub async fn wait(&self, client: &Client, patience: Duration, key: &str) -> Result<Vec<Value>, ServiceError> {
         let (begun, mut told) = (Instant::now(), None::<Instant>);
-        let once = RemoteModel { max_retries: 0, ..self.clone() };
         loop {
+            // A server that accepts and says nothing is not there either.
+            let left = patience.saturating_sub(begun.elapsed()).clamp(BETWEEN_LOOKS, LONGEST_LOOK);
+            let once = RemoteModel { max_retries: 0, timeout: left.min(self.timeout), ..self.clone() };
             match once.get(client, "models").await {
                 Ok(mut models) => match models["data"].take() {
                     Value::Array(models) => return Ok(models),

@@ -29,15 +29,31 @@ impl RemoteModel {
         sampled(&answer["choices"][0], version).map_err(|what| self.unusable(what))
     }
 
+    /// What the server calls each of `ids` but the first, where it says.
+    ///
+    /// # Errors
+    /// As [`RemoteModel::score`].
+    pub async fn words(&self, client: &Client, ids: &[TokenId]) -> Result<Vec<Option<String>>, ServiceError> {
+        let answer = self.scored(client, ids, 1.0).await?;
+        scores(&answer, ids).map_err(|what| self.unusable(what))?;
+        let table = &answer["choices"][0]["prompt_logprobs"];
+        let word = |(at, id): (usize, &TokenId)| table[at][id.to_string()]["decoded_token"].as_str().map(str::to_owned);
+        Ok(ids.iter().enumerate().skip(1).map(word).collect())
+    }
+
+    async fn scored(&self, client: &Client, ids: &[TokenId], temperature: f32) -> Result<Value, ServiceError> {
+        let body = json!({
+            "model": self.model, "prompt": ids, "max_tokens": 1, "temperature": temperature, "prompt_logprobs": 1,
+        });
+        self.post(client, "completions", &body).await
+    }
+
     /// Log-probability of each of `ids` given those before it, 0 for the first; at `temperature`, where the server heeds it.
     ///
     /// # Errors
     /// As [`RemoteModel::post`], and for an answer that does not score every token.
     pub async fn score(&self, client: &Client, ids: &[TokenId], temperature: f32) -> Result<Vec<f32>, ServiceError> {
-        let body = json!({
-            "model": self.model, "prompt": ids, "max_tokens": 1, "temperature": temperature, "prompt_logprobs": 1,
-        });
-        let answer = self.post(client, "completions", &body).await?;
+        let answer = self.scored(client, ids, temperature).await?;
         scores(&answer, ids).map_err(|what| self.unusable(what))
     }
 }

@@ -6,7 +6,7 @@ use crate::ports::algorithm::PluginAlgorithm;
 use crate::ports::outside::{ChatSource, Outside, Teacher};
 use crate::ports::policy::{PolicyReference, Scores};
 use crate::ports::shadow::Shadowed;
-use prl_algorithm::{Metadata, Plugin, Registry};
+use prl_algorithm::{Hook, Metadata, Plugin, Registry};
 use prl_config::{Algo, RlConfig};
 use prl_orchestrator::{Env, Reference, Source, TrainDeps};
 use prl_render::Renderer;
@@ -14,6 +14,9 @@ use prl_types::{Message, Role};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+/// A text of many different tokens, which a teacher is tried on.
+const PROBE: &str = "The quick brown fox jumps over the lazy dog: 0 1 2 3 4 5 6 7 8 9, ABCDEFGHIJKLMNOPQRSTUVWXYZ.";
 
 /// The algorithms, by training environment.
 pub struct Algorithms {
@@ -96,8 +99,18 @@ impl Algorithms {
         for (i, (plugin, env)) in self.plugins.iter().zip(&orchestrator.train.env).enumerate() {
             let (key, algo) = orchestrator.algo_of(i);
             let real = create(plugin, (&key, algo), config.seed)?;
-            if let Some(state) = states.and_then(|states| states.get(&env.name)) {
-                real.resume(state).map_err(input("`ckpt.resume_step`"))?;
+            let stateful = plugin.metadata().hooks.contains(&Hook::State);
+            match states.map(|states| states.get(&env.name)) {
+                Some(Some(state)) => real.resume(state).map_err(input("`ckpt.resume_step`"))?,
+                Some(None) if stateful => {
+                    return Err(Failure::input(format_args!(
+                        "`ckpt.resume_step`: the checkpoint has no state of the algorithm `{}` of environment `{}`: another \
+                         algorithm wrote it",
+                        real.name(),
+                        env.name
+                    )));
+                }
+                _ => {}
             }
             let shadows = self.shadows.iter().zip(&orchestrator.shadow_algo).enumerate();
             let shadow = |(i, (plugin, algo))| create(plugin, (&shadow_key(i), algo), config.seed);
@@ -194,9 +207,9 @@ impl Models {
         if let Some(teacher) = &algo.teacher {
             let place = format!("{key}.teacher");
             let model = Outside::connect(teacher, &place).await?;
-            let hello =
-                renderer.render_ids(&[Message::text(Role::User, "Hello")], &[], true).map_err(Failure::input)?;
-            model.check_scores(&hello.ids, &place).await?;
+            let probe = [Message::text(Role::User, PROBE)];
+            let probe = renderer.render_ids(&probe, &[], true).map_err(Failure::input)?;
+            model.check_scores(renderer, &probe.ids, &place).await?;
             models.teacher = Some(Arc::new(Teacher(model)));
         }
         Ok(models)

@@ -82,7 +82,7 @@ async fn new_weights_are_taken_or_the_old_ones_stay() {
     std::fs::write(other.join("model.safetensors"), bytes).unwrap();
     assert_eq!(
         bench.ok("/update_weights", json!({"weight_dir": other})).await,
-        json!({"status": "updated", "version": 1})
+        json!({"status": "updated", "version": 1, "updates": 1})
     );
     let new = bench.ok("/inference/v1/generate", greedy.clone()).await;
     assert_eq!(new["choices"][0]["policy_versions"], json!([{"version": 1, "tokens": 8}]));
