@@ -244,7 +244,8 @@ impl Weights for Folders {
         }
         let mut compute = self.compute.clone();
         let decoder = assets::decoder(dir, None, compute.home()).map_err(|failure| failure.text)?;
-        snapshot(&mut compute, decoder, self.context).map_err(|failure| failure.text)
+        // What is made on the way is freed within, too.
+        prl_model::Gpu::setting_up(|| snapshot(&mut compute, decoder, self.context)).map_err(|failure| failure.text)
     }
 
     fn adapter(&self, dir: &Path) -> Result<Adapter, String> {

@@ -80,6 +80,13 @@ impl Gpu {
         })
     }
 
+    /// Does what allocates, copies and frees weights on a GPU beside one that samples: steps are not recorded meanwhile.
+    pub fn setting_up<T>(work: impl FnOnce() -> T) -> T {
+        #[cfg(feature = "cuda")]
+        let _alone = prl_kernels::cuda::decoder::setting_up();
+        work()
+    }
+
     #[cfg(feature = "cuda")]
     pub(crate) fn learner(&self, decoder: Decoder, options: &GpuOptions) -> Result<Box<dyn GpuPasses>, ModelError> {
         self.opened.learner(decoder, options)

@@ -212,6 +212,7 @@ impl<T: Stored> GpuPasses for Trained<T> {
     }
 
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError> {
+        let _alone = decoder::setting_up();
         let weights = self.training.weights().map_err(failed)?;
         let sampling = Sampling::new(self.sampling.clone(), weights, self.workspace.clone()).map_err(failed)?;
         Ok(Arc::new(Sampled { config: self.config.clone(), sampling }))

@@ -22,6 +22,7 @@ pub use cache::Cache;
 pub use head::{RowStats, Targets};
 pub use layer::Keep;
 pub use memory::Recompute;
+pub use replay::setting_up;
 pub use sampling::{Answer, Item, Sampling, Want, Workspace};
 pub use self_test::{SelfTest, self_test};
 pub use training::{StepNumbers, Stepped, Training, TrainingOptions};

@@ -4,6 +4,7 @@
 //! not know what a step computes.
 
 use std::collections::HashMap;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use cudarc::driver::{CudaGraph, sys};
 
@@ -14,6 +15,15 @@ use super::inputs::Counts;
 
 /// Recordings that are kept; the one that was used longest ago goes first.
 const MOST: usize = 96;
+
+/// Read while weights are set up, written while a step is recorded.
+static SETTING_UP: RwLock<()> = RwLock::new(());
+
+/// Keeps steps from being recorded as long as it lives: for who allocates, copies and frees weights on another thread than
+/// the one that samples.
+pub fn setting_up() -> RwLockReadGuard<'static, ()> {
+    SETTING_UP.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Everything that a recording depends on. Addresses are of memory that the step of this moment uses, so whatever was
 /// recorded with the same ones reads and writes the same.
@@ -96,6 +106,11 @@ impl Replays {
         step.used = self.clock;
         c.upload_into(packed, &mut step.buffers.inputs)?;
         if step.recorded.is_none() {
+            // A driver was seen to crash in a recording while another thread set weights up: then the step is enqueued by hand.
+            let Ok(_alone) = SETTING_UP.try_write() else {
+                enqueue(&mut step.buffers)?;
+                return Ok(&mut step.buffers);
+            };
             step.recorded = Some(record(c, || enqueue(&mut step.buffers))?);
         }
         let Recorded(graph) = step.recorded.as_ref().ok_or_else(missing)?;
