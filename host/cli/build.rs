@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/python/src/prl_env").canonicalize()?;
+    // Asked now and not when this was compiled: clones may share a target folder.
+    let here = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?);
+    let package = here.join("../../sdk/python/src/prl_env").canonicalize()?;
     let mut files = Vec::new();
     gather(&package, Path::new(""), &mut files)?;
     files.sort();
