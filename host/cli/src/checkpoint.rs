@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use prl_model::{Decoder, Device, ModelConfig, ModelError, SaveOptions};
-use prl_store::{Keep, RunDir};
+use prl_store::{Checkpoints, Keep, RunDir};
 use prl_trainer::TrainerError;
 use prl_types::Step;
 use std::path::{Path, PathBuf};
@@ -76,19 +76,14 @@ impl Plan {
         save_trainer: impl FnOnce(&Path) -> Result<(), TrainerError>,
         orchestrator: Option<&prl_orchestrator::Progress>,
     ) -> Result<(), String> {
-        let options = SaveOptions { companions: Some(self.companions.clone()), ..SaveOptions::default() };
-        let weights = run.weights().begin(step).map_err(|e| e.to_string())?;
-        decoder.save_hf(weights.dir(), &options).map_err(|e| e.to_string())?;
-        share_weights(weights.dir()).map_err(|e| e.to_string())?;
-        weights.commit().map_err(|e| e.to_string())?;
-        run.weights().prune(self.keep).map_err(|e| e.to_string())?;
+        write_weights(&run.weights(), step, decoder, &self.companions, self.keep)?;
         if self.weights_only {
             return Ok(());
         }
         let checkpoint = run.checkpoints().begin(step).map_err(|e| e.to_string())?;
         let dir = checkpoint.dir().join(TRAINER);
         std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
-        decoder.save_hf(&dir, &options).map_err(|e| e.to_string())?;
+        save_hf(decoder, &dir, &self.companions)?;
         save_trainer(&dir).map_err(|e| e.to_string())?;
         share_weights(&dir).map_err(|e| e.to_string())?;
         if let Some(progress) = orchestrator {
@@ -99,6 +94,27 @@ impl Plan {
         run.checkpoints().prune(self.keep).map_err(|e| e.to_string())?;
         Ok(())
     }
+}
+
+/// Writes a step's weights for use elsewhere, whole or not at all, and drops what is not to be `keep`t. `companions` is the
+/// folder that the tokenizer is copied from.
+pub fn write_weights(
+    folder: &Checkpoints,
+    step: Step,
+    decoder: &Decoder,
+    companions: &Path,
+    keep: Keep,
+) -> Result<(), String> {
+    let weights = folder.begin(step).map_err(|e| e.to_string())?;
+    save_hf(decoder, weights.dir(), companions)?;
+    share_weights(weights.dir()).map_err(|e| e.to_string())?;
+    weights.commit().map_err(|e| e.to_string())?;
+    folder.prune(keep).map(|_| ()).map_err(|e| e.to_string())
+}
+
+fn save_hf(decoder: &Decoder, dir: &Path, companions: &Path) -> Result<(), String> {
+    let options = SaveOptions { companions: Some(companions.to_path_buf()), ..SaveOptions::default() };
+    decoder.save_hf(dir, &options).map_err(|e| e.to_string())
 }
 
 /// Whether a checkpoint was written by `prl rl`.

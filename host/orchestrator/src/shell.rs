@@ -4,7 +4,7 @@
 use crate::clock::Clock;
 use crate::machine::{Action, Event, GroupKey, Machine};
 use crate::rollout::{self, Parts};
-use crate::{Deps, Env, Error, Outcome, Purpose, Settings, TrainDeps, scoring};
+use crate::{Deps, Env, Error, Outcome, Purpose, Reference, Sampling, Settings, Source, TrainDeps, scoring};
 use prl_types::Step;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,37 +96,30 @@ fn eval_counts(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<u64>, E
 }
 
 fn train_parts(settings: &Settings, deps: &Deps) -> Vec<Arc<Parts>> {
-    let part = |(one, settled): (&TrainDeps, &crate::TrainEnv)| {
-        Arc::new(Parts {
-            policy: deps.policy.clone(),
-            source: one.source.clone(),
-            reference: one.reference.clone(),
-            renderer: deps.renderer.clone(),
-            env: one.env.clone(),
-            sampling: settled.sampling.clone(),
-            max_turns: settled.max_turns,
-            timeout: settled.timeout,
-            seq_len: settings.seq_len,
-        })
+    let part = |(one, env): (&TrainDeps, &crate::TrainEnv)| {
+        let own = (env.sampling.clone(), env.max_turns, env.timeout);
+        parts(settings, deps, &one.env, own, (one.source.clone(), one.reference.clone()))
     };
     deps.train.iter().zip(&settings.train).map(part).collect()
 }
 
 fn eval_parts(settings: &Settings, deps: &Deps) -> Vec<Arc<Parts>> {
-    let part = |(env, settled): (&Arc<dyn Env>, &crate::EvalEnv)| {
-        Arc::new(Parts {
-            policy: deps.policy.clone(),
-            source: None,
-            reference: None,
-            renderer: deps.renderer.clone(),
-            env: env.clone(),
-            sampling: settled.sampling.clone(),
-            max_turns: settled.max_turns,
-            timeout: settled.timeout,
-            seq_len: settings.seq_len,
-        })
+    let part = |(one, env): (&Arc<dyn Env>, &crate::EvalEnv)| {
+        parts(settings, deps, one, (env.sampling.clone(), env.max_turns, env.timeout), (None, None))
     };
     deps.eval.iter().zip(&settings.eval).map(part).collect()
+}
+
+fn parts(
+    settings: &Settings,
+    deps: &Deps,
+    env: &Arc<dyn Env>,
+    (sampling, max_turns, timeout): (Sampling, Option<u32>, Option<Duration>),
+    (source, reference): (Option<Arc<dyn Source>>, Option<Arc<dyn Reference>>),
+) -> Arc<Parts> {
+    let (policy, renderer) = (deps.policy.clone(), deps.renderer.clone());
+    let (env, seq_len) = (env.clone(), settings.seq_len);
+    Arc::new(Parts { policy, source, reference, renderer, env, sampling, max_turns, timeout, seq_len })
 }
 
 struct Splits {

@@ -5,7 +5,7 @@ use crate::environments::{sandbox, seconds, server};
 use crate::failure::{Failure, input, run as running};
 use crate::remote::Client;
 use crate::remote::chat::{ChatModels, Roles};
-use crate::remote::model::RemoteModel;
+use crate::remote::model::{RemoteModel, key_of};
 use clap::Args;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -381,7 +381,7 @@ fn models(words: &[String]) -> Result<Roles, Failure> {
         let model = RemoteModel {
             base_url: base_url("--llm", url)?,
             model: model.into(),
-            api_key: std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),
+            api_key: key_of(KEY_VARIABLE),
             timeout: Duration::from_secs(120),
             max_retries: 2,
         };

@@ -8,7 +8,7 @@ use crate::env::record::Environment;
 use crate::environments::seconds;
 use crate::failure::Failure;
 use crate::remote::Client;
-use crate::remote::model::RemoteModel;
+use crate::remote::model::{RemoteModel, key_of};
 use crate::signals;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, stream};
@@ -28,7 +28,7 @@ pub async fn run(asked: &Eval, tasks: &Tasks, url: &str) -> Result<Outcome, Fail
         model: RemoteModel {
             base_url: url.into(),
             model: asked.model.clone(),
-            api_key: std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),
+            api_key: key_of(KEY_VARIABLE),
             timeout: seconds(asked.timeout),
             max_retries: asked.max_retries,
         },

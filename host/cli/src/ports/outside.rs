@@ -4,7 +4,7 @@
 use crate::environments::seconds;
 use crate::failure::Failure;
 use crate::remote::Client;
-use crate::remote::model::RemoteModel;
+use crate::remote::model::{RemoteModel, key_of};
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use prl_config::FrozenModel;
@@ -28,7 +28,7 @@ pub struct Outside {
 impl Outside {
     /// Waits for the servers and sees that they have the model. `key` is the dotted path of its table.
     pub async fn connect(config: &FrozenModel, key: &str) -> Result<Self, Failure> {
-        let api_key = std::env::var(&config.api_key_var).ok().filter(|key| !key.is_empty());
+        let api_key = key_of(&config.api_key_var);
         let server = |base_url: &String| RemoteModel {
             base_url: base_url.clone(),
             model: config.name.clone(),

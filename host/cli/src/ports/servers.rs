@@ -1,16 +1,17 @@
 //! Inference servers as the orchestrator's policy. Owns how weights get there, by a folder that both sides reach, and which
 //! server is asked; what they are asked is `remote`'s.
 
+use crate::checkpoint::write_weights;
 use crate::environments::seconds;
 use crate::failure::Failure;
 use crate::ports::policy::Scores;
 use crate::remote::Client;
-use crate::remote::model::RemoteModel;
+use crate::remote::model::{RemoteModel, key_of};
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use prl_config::PolicyClient;
 use prl_environment::ServiceError;
-use prl_model::{Learner, SaveOptions};
+use prl_model::Learner;
 use prl_orchestrator::{Policy, PolicyError, SampleRequest};
 use prl_store::{Checkpoints, Keep};
 use prl_types::{PolicyVersion, Sampled, TokenId};
@@ -42,9 +43,8 @@ pub struct Servers {
 impl Servers {
     /// Waits for them. `name` is the policy's; a server that has one model only may call it as it likes.
     pub async fn connect(config: &PolicyClient, name: &str) -> Result<Self, Failure> {
-        let key = |variable: &String| std::env::var(variable).ok().filter(|key| !key.is_empty());
-        let api_key = key(&config.api_key_var);
-        let admin_key = config.admin_api_key_var.as_ref().map_or_else(|| api_key.clone(), key);
+        let api_key = key_of(&config.api_key_var);
+        let admin_key = config.admin_api_key_var.as_deref().map_or_else(|| api_key.clone(), key_of);
         let (client, mut context, mut servers) = (Client::new(), usize::MAX, Vec::new());
         let admin_urls = config.admin_base_url.as_ref().unwrap_or(&config.base_url);
         for (base_url, admin_url) in config.base_url.iter().zip(admin_urls) {
@@ -172,11 +172,7 @@ impl Broadcast {
     /// Writes the weights of `version`, and drops old ones.
     pub fn write(&self, version: PolicyVersion, learner: &Learner) -> Result<(), String> {
         let decoder = learner.decoder().map_err(|e| e.to_string())?;
-        let options = SaveOptions { companions: Some(self.companions.clone()), ..SaveOptions::default() };
-        let writer = self.folder.begin(version.0).map_err(|e| e.to_string())?;
-        decoder.save_hf(writer.dir(), &options).map_err(|e| e.to_string())?;
-        writer.commit().map_err(|e| e.to_string())?;
-        self.folder.prune(Keep { last: Some(self.kept), interval: None }).map_err(|e| e.to_string())?;
-        Ok(())
+        let keep = Keep { last: Some(self.kept), interval: None };
+        write_weights(&self.folder, version.0, &decoder, &self.companions, keep)
     }
 }

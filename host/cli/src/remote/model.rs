@@ -18,6 +18,11 @@ const LONGEST_LOOK: Duration = Duration::from_secs(10);
 /// Between two lines that say so.
 const REMINDER: Duration = Duration::from_secs(30);
 
+/// The key in an environment variable, if it is there and not empty.
+pub fn key_of(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|key| !key.is_empty())
+}
+
 /// One model on one server.
 #[derive(Clone)]
 pub struct RemoteModel {
