@@ -85,8 +85,7 @@ impl Recipe for ToolUse {
             .split("eval", Some(EVAL_TASKS))
             .multi_turn(32)
             .tool("calculator", "Evaluates an arithmetic expression exactly.", |_, _, given: Calculate| {
-                let found = evaluate(&given.expression, Dialect::Calculator).map_err(|fault| fault.to_string())?;
-                Ok(shown(found.value))
+                calculated(&given.expression)
             })
             .tool("lookup", "Tells the fields of one record.", |_, attempt: &mut Attempt<Self>, given: LookUp| {
                 attempt.state.table.lookup(&given.name, given.field.as_deref())
@@ -139,9 +138,12 @@ impl Recipe for ToolUse {
             domain.about,
             fields.join(", ")
         );
+        let demonstration = demonstration(&table, &plan, &answer)?;
         let plan: Vec<Value> =
             plan.into_iter().map(|(tool, arguments)| json!({ "tool": tool, "arguments": arguments })).collect();
-        let payload = json!({ "table": table.to_json(), "number": number, "level": level, "plan": plan });
+        let payload = json!({
+            "table": table.to_json(), "number": number, "level": level, "plan": plan, "demonstration": demonstration,
+        });
         let mut task =
             Task::new(vec![Message::system(instruction), Message::user(text)]).answer(answer).payload(payload);
         task.tags = vec![domain.name.into(), format!("level-{level}")];
@@ -153,6 +155,34 @@ impl Recipe for ToolUse {
             .ok_or_else(|| Error::invalid_task(format!("the payload of task `{}` holds no table", attempt.task.key)))?;
         Ok(Turn::next(Vec::new()))
     }
+}
+
+/// The plan's calls with their answers, one a turn, then the final answer: messages as in OpenAI's API.
+fn demonstration(table: &Table, plan: &[(&str, Value)], answer: &str) -> Result<Vec<Value>> {
+    let mut messages = Vec::new();
+    for (at, (tool, arguments)) in plan.iter().enumerate() {
+        let text = |name: &str| arguments[name].as_str().unwrap_or_default();
+        let answered = match *tool {
+            "calculator" => calculated(text("expression")),
+            "lookup" => table.lookup(text("name"), arguments["field"].as_str()),
+            _ => table.find(text("field"), text("value")),
+        };
+        let answered = answered.map_err(|error| Error::internal(format!("the plan's `{tool}`: {error}")))?;
+        let id = format!("call_{at}");
+        let function = json!({ "name": tool, "arguments": arguments.to_string() });
+        messages.push(json!({
+            "role": "assistant", "tool_calls": [{ "id": &id, "type": "function", "function": function }],
+        }));
+        messages.push(json!({ "role": "tool", "tool_call_id": id, "name": tool, "content": answered }));
+    }
+    messages.push(json!({ "role": "assistant", "content": format!("<answer>{answer}</answer>") }));
+    Ok(messages)
+}
+
+/// What the tool `calculator` answers.
+fn calculated(expression: &str) -> std::result::Result<String, String> {
+    let found = evaluate(expression, Dialect::Calculator).map_err(|fault| fault.to_string())?;
+    Ok(shown(found.value))
 }
 
 /// A result as the calculator shows it.

@@ -48,6 +48,14 @@ fn plans_lead_to_the_answer() {
             assert_eq!((played.value("correct"), played.value("format")), (1.0, 1.0), "{}", task.prompt[1].text());
             assert_eq!((played.value("tool_errors"), played.stop.as_deref()), (0.0, Some("answered")));
             assert_eq!(played.value("tool_calls") + 1.0, played.value("turns"));
+            let payload = task.payload_value();
+            let shown = payload["demonstration"].as_array().unwrap();
+            let told = shown.iter().filter(|message| message["role"] == "tool").map(|message| &message["content"]);
+            let results = played.messages.iter().filter(|message| message.tool_call_id.is_some());
+            let results: Vec<String> = results.map(Message::text).collect();
+            assert!(told.eq(&results), "{shown:?} {results:?}");
+            let last = shown.last().unwrap()["content"].as_str().unwrap();
+            assert_eq!(last, format!("<answer>{}</answer>", task.answer_text()));
             kinds.insert(task.tags.clone());
         }
         assert!(kinds.len() >= if args.contains("min_level") { 3 } else { 9 }, "{kinds:?}");

@@ -18,5 +18,5 @@ mod tokenizer;
 pub use error::RenderError;
 pub use parse::{Thinking, TurnDelta, TurnStream};
 pub use renderer::{LossMask, Open, Prompt, Rendered, Renderer, RendererOptions, TrainingSample};
-pub use rows::{Conversation, Rows, read_conversations};
+pub use rows::{Conversation, Rows, read_conversations, read_messages};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -77,10 +77,10 @@ fn conversation(row: &Value) -> Result<Conversation, String> {
     let row = row.as_object().ok_or("not a JSON object")?;
     let field = |name: &str| row.get(name).filter(|v| !v.is_null());
     let messages = match (field("messages"), field("prompt"), field("completion")) {
-        (Some(messages), _, _) => list(messages, Role::User)?,
+        (Some(messages), _, _) => read_messages(messages, Role::User)?,
         (None, Some(prompt), Some(completion)) => {
-            let mut messages = list(prompt, Role::User)?;
-            messages.extend(list(completion, Role::Assistant)?);
+            let mut messages = read_messages(prompt, Role::User)?;
+            messages.extend(read_messages(completion, Role::Assistant)?);
             messages
         }
         _ => return Err("neither `messages` nor `prompt` and `completion`".into()),
@@ -96,7 +96,11 @@ fn conversation(row: &Value) -> Result<Conversation, String> {
     Ok(Conversation { messages, tools })
 }
 
-fn list(value: &Value, role: Role) -> Result<Vec<Message>, String> {
+/// Messages of a row: a list of them, or the text of one by this role.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn read_messages(value: &Value, role: Role) -> Result<Vec<Message>, String> {
     match value {
         Value::String(text) => Ok(vec![Message::text(role, text.as_str())]),
         Value::Array(items) => items.iter().map(message).collect(),

@@ -8,7 +8,7 @@ use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
 use prl_model::Decoder;
 use prl_orchestrator::derive;
-use prl_render::{Conversation, LossMask, Renderer, read_conversations};
+use prl_render::{Conversation, LossMask, Renderer, read_conversations, read_messages};
 use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
 use prl_types::{Message, Role};
 use std::cell::OnceCell;
@@ -74,15 +74,19 @@ impl EnvTasks {
     /// The document of task `index`.
     fn document(&self, index: u64) -> Result<Document, String> {
         let task = self.runtime.block_on(self.pool.task(&self.split, index, self.seed)).map_err(|e| e.to_string())?;
-        let answer = task.payload.get(&self.demonstration).and_then(|v| v.as_str()).ok_or_else(|| {
-            format!("task {} has no text `{}` in its payload to learn from", task.key, self.demonstration)
-        })?;
+        let (key, name) = (&task.key, &self.demonstration);
+        let answer = task.payload.get(name).filter(|answer| !answer.is_null());
+        let answer = answer.ok_or_else(|| format!("task {key} has no `{name}` in its payload to learn from"))?;
         let mut messages = task.prompt;
         let drawn = derive(self.seed, "hint", index, 0) as f64 / u64::MAX as f64;
         if drawn < self.hint_share {
-            messages.insert(0, Message::text(Role::System, self.hint_template.replace(PLACE, answer)));
+            let text = answer.as_str().ok_or_else(|| {
+                format!("`{name}` of task {key} is no text: only a text can be a hint, so `hint_share` must be 0")
+            })?;
+            messages.insert(0, Message::text(Role::System, self.hint_template.replace(PLACE, text)));
         }
-        messages.push(Message::text(Role::Assistant, answer));
+        let turns = read_messages(answer, Role::Assistant).map_err(|e| format!("`{name}` of task {key}: {e}"))?;
+        messages.extend(turns);
         document(&self.renderer, &Conversation { messages, tools: task.tools }, self.loss)
     }
 }

@@ -91,7 +91,7 @@ conversations_section! {
         split: String = "train".to_string();
         /// How many tasks; none means all.
         num_examples: Option<usize> = None => [Min(1.0)];
-        /// Key of a task's payload that holds the expert's answer.
+        /// Key of a task's payload that holds the expert's answer: a text, or a list of messages where it takes turns.
         demonstration: String = "demonstration".to_string();
         /// Share of conversations that begin with the expert's answer as a hint, which is what `opsd` relies on.
         hint_share: f64 = 0.0 => [Min(0.0), Max(1.0)];
