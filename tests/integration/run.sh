@@ -38,6 +38,7 @@ cc -O2 -fPIC -shared -I "$root/sdk/abi/include" "$root/plugins/c/cispo.c" -o "$o
 
 # Learning from other models, on servers and behind a hint.
 "$py" "$here/distill.py" "$prl" "$root/examples/reverse_text" "$out/distill"
+"$py" "$here/echo.py" "$prl" "$root/examples/tool_use" "$out/echo"
 
 # The server: OpenAI's client, guided output, transformers and PEFT beside it, and many callers at once while weights change.
 tiny="$root/examples/reverse_text/model"

@@ -14,6 +14,8 @@ use table::{DOMAINS, Table};
 
 /// Tasks of the eval split.
 const EVAL_TASKS: u64 = 256;
+/// Mixed into the seed of demonstrations, so that their mistakes do not follow the question.
+const DEMONSTRATION: u64 = 1;
 /// Tables drawn for one question.
 const DRAWS: usize = 200;
 /// Places to which the calculator rounds what does not end.
@@ -30,6 +32,8 @@ prl_env::args! {
         rows: usize = 8 => [min(4), max(20)];
         /// most assistant turns, the one with the answer included
         max_turns: u32 = 8 => [min(2), max(32)];
+        /// share of tasks whose payload holds a right demonstration; the others show a typical mistake
+        demonstration_quality: f64 = 1.0 => [min(0), max(1)];
     }
 }
 
@@ -138,7 +142,9 @@ impl Recipe for ToolUse {
             domain.about,
             fields.join(", ")
         );
-        let demonstration = demonstration(&table, &plan, &answer)?;
+        let mut rng = Rng::from_parts(&[index, seed, DEMONSTRATION]);
+        let mistake = (rng.unit() >= self.args.demonstration_quality).then(|| rng.below(3));
+        let demonstration = demonstration(&table, &plan, &answer, mistake)?;
         let plan: Vec<Value> =
             plan.into_iter().map(|(tool, arguments)| json!({ "tool": tool, "arguments": arguments })).collect();
         let payload = json!({
@@ -157,25 +163,38 @@ impl Recipe for ToolUse {
     }
 }
 
-/// The plan's calls with their answers, one a turn, then the final answer: messages as in OpenAI's API.
-fn demonstration(table: &Table, plan: &[(&str, Value)], answer: &str) -> Result<Vec<Value>> {
+/// The plan's calls with their answers, one a turn, then the final answer: messages as in OpenAI's API. A beginner gives
+/// up at once, takes what came before the last call for the answer, or does not say it.
+fn demonstration(table: &Table, plan: &[(&str, Value)], answer: &str, mistake: Option<usize>) -> Result<Vec<Value>> {
+    let calls = match mistake {
+        Some(0) => 0,
+        Some(1) => plan.len() - 1,
+        _ => plan.len(),
+    };
     let mut messages = Vec::new();
-    for (at, (tool, arguments)) in plan.iter().enumerate() {
+    let mut last = "0".to_owned();
+    for (at, (tool, arguments)) in plan.iter().take(calls).enumerate() {
         let text = |name: &str| arguments[name].as_str().unwrap_or_default();
         let answered = match *tool {
             "calculator" => calculated(text("expression")),
             "lookup" => table.lookup(text("name"), arguments["field"].as_str()),
             _ => table.find(text("field"), text("value")),
         };
-        let answered = answered.map_err(|error| Error::internal(format!("the plan's `{tool}`: {error}")))?;
+        last = answered.map_err(|error| Error::internal(format!("the plan's `{tool}`: {error}")))?;
         let id = format!("call_{at}");
         let function = json!({ "name": tool, "arguments": arguments.to_string() });
         messages.push(json!({
             "role": "assistant", "tool_calls": [{ "id": &id, "type": "function", "function": function }],
         }));
-        messages.push(json!({ "role": "tool", "tool_call_id": id, "name": tool, "content": answered }));
+        messages.push(json!({ "role": "tool", "tool_call_id": id, "name": tool, "content": &last }));
     }
-    messages.push(json!({ "role": "assistant", "content": format!("<answer>{answer}</answer>") }));
+    let said = match mistake {
+        Some(0) => "I cannot see the records.".to_owned(),
+        Some(1) => format!("<answer>{last}</answer>"),
+        Some(_) => "It is done.".to_owned(),
+        None => format!("<answer>{answer}</answer>"),
+    };
+    messages.push(json!({ "role": "assistant", "content": said }));
     Ok(messages)
 }
 

@@ -67,6 +67,29 @@ fn plans_lead_to_the_answer() {
 }
 
 #[test]
+fn the_share_of_right_demonstrations_is_as_asked() {
+    let harness = harness(r#"{"demonstration_quality": 0.3}"#);
+    let mut kinds = [0; 2];
+    for index in 0..1000 {
+        let mut task = harness.task("train", index, 7).unwrap();
+        task.max_turns = Some(32);
+        let payload = task.payload_value();
+        let mut shown = payload["demonstration"].as_array().unwrap().iter().filter(|m| m["role"] == "assistant");
+        let played = harness.play(&task, |_| {
+            let message = shown.next().unwrap();
+            match &message["tool_calls"][0]["function"] {
+                Value::Null => Message::assistant(message["content"].as_str().unwrap()),
+                call => calling(call["name"].as_str().unwrap(), &call["arguments"].as_str().unwrap().parse().unwrap()),
+            }
+        });
+        let played = played.unwrap();
+        assert_eq!(played.stop.as_deref(), Some("answered"));
+        kinds[usize::from(played.value("correct") == 1.0)] += 1;
+    }
+    assert!((250..350).contains(&kinds[1]), "{kinds:?}");
+}
+
+#[test]
 fn no_name_is_in_both_splits() {
     let harness = harness("{}");
     let names = |split, index| -> Vec<String> {

@@ -22,3 +22,4 @@ pub use metadata::{Hook, Metadata, Reference, Source, inspect};
 pub use plugin::Plugin;
 pub use registry::{Found, Registry, Search};
 pub use routing::{ActionLoss, stamp_loss_routing};
+pub use swap::Trial;

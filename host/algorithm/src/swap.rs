@@ -2,19 +2,28 @@
 //! who asks, or when no call is under way.
 
 use crate::{Algorithm, AlgorithmError, Hook, Metadata, Plugin};
-use prl_types::Rollout;
+use prl_types::{LossBatch, Rollout};
 use serde_json::Value;
 use std::path::Path;
 
+/// What a new build is tried on: what it is needed for.
+#[derive(Clone, Copy)]
+pub enum Trial<'a> {
+    /// A group to score, whose rollouts carry the reference log-probabilities that the algorithm needs.
+    Group(&'a [&'a Rollout]),
+    /// A micro-batch for its loss.
+    Loss(&'a LossBatch<'a>),
+}
+
 impl Algorithm {
     /// Loads a file, tries it, and goes on with it in place of this instance: same name, configuration and random numbers,
-    /// and the state where both have one. `trial` is a group whose rollouts carry the reference log-probabilities that the
-    /// algorithm needs; an instance that is thrown away afterwards sees it in every function that a run would call. The old
+    /// and the state where both have one. An instance that is thrown away afterwards sees `trial` in every function that a
+    /// run would call with it. The old
     /// instance ends only when all of this has worked; its library stays mapped. Gives what the new file says about itself.
     ///
     /// # Errors
     /// [`AlgorithmError::Swap`]; this instance is as it was then.
-    pub fn swap(&mut self, path: &Path, config: &Value, trial: &[&Rollout]) -> Result<Metadata, AlgorithmError> {
+    pub fn swap(&mut self, path: &Path, config: &Value, trial: Trial<'_>) -> Result<Metadata, AlgorithmError> {
         let refused =
             |reason: String| AlgorithmError::Swap { name: self.metadata.name.clone(), path: path.into(), reason };
         let text = |error: AlgorithmError| refused(error.to_string());
@@ -49,12 +58,17 @@ fn difference(old: &Metadata, new: &Metadata) -> Option<String> {
         .or_else(|| other("source", format!("{:?}", old.source), format!("{:?}", new.source)))
 }
 
-/// Calls everything that a run would call for a group.
-fn conform(mut algorithm: Algorithm, group: &[&Rollout]) -> Result<(), AlgorithmError> {
-    for rollout in group {
-        algorithm.reference(rollout)?;
+/// Calls everything that a run would call for a group or a batch.
+fn conform(mut algorithm: Algorithm, trial: Trial<'_>) -> Result<(), AlgorithmError> {
+    match trial {
+        Trial::Group(group) => {
+            for rollout in group {
+                algorithm.reference(rollout)?;
+            }
+            algorithm.score_whole_group(group)?;
+        }
+        Trial::Loss(batch) => drop(algorithm.loss(batch)?),
     }
-    algorithm.score_whole_group(group)?;
     if algorithm.has(Hook::State) {
         algorithm.save_state()?;
     }

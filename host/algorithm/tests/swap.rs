@@ -3,7 +3,7 @@
 mod common;
 
 use common::{compile_c, group, load, misbehave, outside};
-use prl_algorithm::{Algorithm, AlgorithmError, Plugin, Scored};
+use prl_algorithm::{Algorithm, AlgorithmError, Plugin, Scored, Trial};
 use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
@@ -128,13 +128,14 @@ fn a_rebuilt_file_takes_over_with_the_state() {
     assert_eq!(mapped(&file), 1);
 
     builds.build("2", "3.0", &[]).unwrap();
-    let metadata = algorithm.swap(&file, &json!({}), &group(&[0.0, 1.0]).iter().collect::<Vec<_>>()).unwrap();
+    let metadata =
+        algorithm.swap(&file, &json!({}), Trial::Group(&group(&[0.0, 1.0]).iter().collect::<Vec<_>>())).unwrap();
     assert_eq!(metadata.version, "2");
     assert_eq!(seen(&mut algorithm), (3.0, 3.0), "the trial left no trace in the state");
     assert_eq!(mapped(&file), 2, "the old library stays");
 
     builds.build("3", "5.0", &["-DHOOKS=\"\""]).unwrap();
-    algorithm.swap(&file, &json!({}), &group(&[0.0]).iter().collect::<Vec<_>>()).unwrap();
+    algorithm.swap(&file, &json!({}), Trial::Group(&group(&[0.0]).iter().collect::<Vec<_>>())).unwrap();
     assert_eq!(seen(&mut algorithm), (5.0, 1.0), "a version without a state starts anew");
 }
 
@@ -154,7 +155,9 @@ fn what_cannot_take_over_changes_nothing() {
         ("1.0", vec!["-DFORGET"], "the algorithm `counter` failed in load_state: an older state"),
     ] {
         builds.build("2", factor, &flags).unwrap();
-        let error = algorithm.swap(&file, &json!({}), &group(&[1.0, 0.0]).iter().collect::<Vec<_>>()).unwrap_err();
+        let error = algorithm
+            .swap(&file, &json!({}), Trial::Group(&group(&[1.0, 0.0]).iter().collect::<Vec<_>>()))
+            .unwrap_err();
         assert!(matches!(error, AlgorithmError::Swap { .. }), "{error}");
         let text = error.to_string();
         assert!(text.contains(line) && text.contains(file.to_str().unwrap()), "{line}: {text}");
@@ -162,7 +165,10 @@ fn what_cannot_take_over_changes_nothing() {
         assert_eq!(seen(&mut algorithm), (1.0, groups), "{line}");
     }
     fs::write(&file, b"still being written").unwrap();
-    let text = algorithm.swap(&file, &json!({}), &group(&[1.0]).iter().collect::<Vec<_>>()).unwrap_err().to_string();
+    let text = algorithm
+        .swap(&file, &json!({}), Trial::Group(&group(&[1.0]).iter().collect::<Vec<_>>()))
+        .unwrap_err()
+        .to_string();
     assert!(text.ends_with("is not a plug-in: it is not an ELF shared library"), "{text}");
     assert_eq!(seen(&mut algorithm), (1.0, groups + 1.0));
 }
@@ -184,16 +190,20 @@ fn a_plugin_that_panics_in_the_trial_does_not_take_over() {
             "panic" => misbehave().create(&json!({"mode": "panic"}), 7).unwrap(),
             _ => misbehave().create(&json!({"mode": "random"}), 7).unwrap(),
         };
-        let text =
-            old.swap(&path, &json!({"mode": mode}), &group(&[1.0]).iter().collect::<Vec<_>>()).unwrap_err().to_string();
+        let text = old
+            .swap(&path, &json!({"mode": mode}), Trial::Group(&group(&[1.0]).iter().collect::<Vec<_>>()))
+            .unwrap_err()
+            .to_string();
         assert!(text.contains(line), "{mode}: {text}");
     }
     let before = score(&mut running).metrics;
-    running.swap(&path, &json!({"mode": "random"}), &group(&[1.0]).iter().collect::<Vec<_>>()).unwrap();
+    running.swap(&path, &json!({"mode": "random"}), Trial::Group(&group(&[1.0]).iter().collect::<Vec<_>>())).unwrap();
     let after = score(&mut running).metrics;
     assert_eq!(before[0], after[0], "the random numbers of a group are those of seed and group");
     assert_eq!((before[1].value, after[1].value), (1.0, 2.0));
 
     let mut grpo = load("grpo").create(&json!({}), 0).unwrap();
-    assert!(grpo.swap(&path, &json!({"mode": "random"}), &group(&[1.0]).iter().collect::<Vec<_>>()).is_err());
+    assert!(
+        grpo.swap(&path, &json!({"mode": "random"}), Trial::Group(&group(&[1.0]).iter().collect::<Vec<_>>())).is_err()
+    );
 }

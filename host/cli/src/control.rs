@@ -1,6 +1,7 @@
 //! The socket of a running run: one line of JSON asks, one answers. Owns both ends and what can be asked.
 
 use crate::ports::algorithm::PluginAlgorithm;
+use crate::ports::swap::Wanted;
 use crate::signals::Stop;
 use prl_store::RunDir;
 use prl_types::Step;
@@ -61,8 +62,8 @@ pub struct Reach {
     pub max_steps: Option<Step>,
     /// Algorithms by training environment.
     pub algorithms: Vec<(String, Arc<PluginAlgorithm>)>,
-    /// The plug-in whose loss the run trains with.
-    pub loss: Option<String>,
+    /// The plug-in whose loss the run trains with, if there is one.
+    pub loss: Option<(String, Arc<Wanted>)>,
     /// Stops the run.
     pub stop: Stop,
 }
@@ -154,34 +155,36 @@ impl Reach {
             let has: Vec<&str> = self.algorithms.iter().map(|(at, _)| at.as_str()).collect();
             return Err(format!("there is no training environment `{env}`; there are `{}`", has.join("`, `")));
         }
-        if self.loss.as_ref() == Some(&name) {
-            return Err(format!("`{name}` is also the loss of this run, which cannot be swapped: start another run"));
-        }
         let fits = |(at, algorithm): &&(String, Arc<PluginAlgorithm>)| {
             env.is_none_or(|env| env == at) && algorithm.name() == name
         };
-        let chosen: Vec<_> = self.algorithms.iter().filter(fits).collect();
+        let chosen = self.algorithms.iter().filter(fits);
+        let mut chosen: Vec<_> =
+            chosen.map(|(env, algorithm)| (format!("environment `{env}`"), algorithm.wanted())).collect();
+        // The loss is that of all environments.
+        let loss = self.loss.iter().filter(|(of, _)| env.is_none() && *of == name);
+        chosen.extend(loss.map(|(_, wanted)| ("the loss".to_owned(), &**wanted)));
         if chosen.is_empty() {
             let has: Vec<String> =
                 self.algorithms.iter().map(|(env, a)| format!("`{env}` has `{}`", a.name())).collect();
             return Err(format!("no environment uses the algorithm `{name}`: {}", has.join(", ")));
         }
-        let asked: Vec<_> = chosen.iter().map(|(env, algorithm)| (env, algorithm.swap(file.to_path_buf()))).collect();
+        let asked: Vec<_> = chosen.into_iter().map(|(of, wanted)| (of, wanted.ask(file.to_path_buf()))).collect();
         let (mut done, mut failed) = (serde_json::Map::new(), Vec::new());
-        for (env, swapped) in asked {
+        for (of, swapped) in asked {
             match swapped.await {
                 Ok(Ok((new, step))) => {
-                    done.insert(env.clone(), json!({ "name": new.name, "version": new.version, "from_step": step }));
+                    done.insert(of, json!({ "name": new.name, "version": new.version, "from_step": step }));
                 }
-                Ok(Err(error)) => failed.push(format!("environment `{env}`: {error}")),
-                Err(_) => failed.push(format!("environment `{env}`: another swap came first")),
+                Ok(Err(error)) => failed.push(format!("{of}: {error}")),
+                Err(_) => failed.push(format!("{of}: another swap came first")),
             }
         }
         if failed.is_empty() {
             return Ok(Value::Object(done));
         }
-        let swapped: Vec<&String> = done.keys().collect();
-        failed.extend((!done.is_empty()).then(|| format!("swapped on {swapped:?} only")));
+        let swapped: Vec<&str> = done.keys().map(String::as_str).collect();
+        failed.extend((!done.is_empty()).then(|| format!("swapped for {} only", swapped.join(" and "))));
         Err(failed.join("; "))
     }
 }

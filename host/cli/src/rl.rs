@@ -29,7 +29,7 @@ use prl_model::Decoder;
 use prl_monitor::{Logs, Progress};
 use prl_orchestrator::{Deps, Env, Settings};
 use prl_render::Renderer;
-use prl_trainer::{Trainer, TrainerParts};
+use prl_trainer::{CustomLoss, Trainer, TrainerParts};
 use prl_types::PolicyVersion;
 use sampler::Sampler;
 use std::path::PathBuf;
@@ -258,6 +258,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
     let (early, resumed) = place.resume()?.unzip();
+    let loss = parts.loss.as_ref().map(|loss| (loss.name().to_owned(), loss.wanted()));
     let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed, parts.servers)?;
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
@@ -298,10 +299,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         step: recorder.step(),
         max_steps: config.orchestrator.max_steps,
         algorithms: instances.iter().map(|one| (one.env.clone(), one.real.clone())).collect(),
-        loss: match &config.trainer.loss {
-            prl_config::Loss::Custom(custom) => Some(custom.name.clone()),
-            _ => None,
-        },
+        loss,
         stop: stop.clone(),
     };
     let control = Control::listen(dir.root(), control)

@@ -114,8 +114,9 @@ impl Group {
         for (key, counts) in
             [("output_tokens", &self.output_tokens), ("input_tokens", &self.input_tokens), ("turns", &self.turns)]
         {
-            if let Some(i) = counts.iter().flatten().position(|count| *count > MOST) {
-                return Err(format!("`{key}[{i}]` is more than {MOST}, which nobody makes up"));
+            let sum = counts.iter().flatten().fold(0usize, |sum, count| sum.saturating_add(*count));
+            if sum > MOST {
+                return Err(format!("`{key}` adds up to {sum}, more than the {MOST} that are made up for a group"));
             }
         }
         let task = Arc::new(self.task());
@@ -324,7 +325,11 @@ mod tests {
         assert_eq!(error(lengths), "`sample_lengths[0]` adds up to 1 of 2 tokens");
         let lengths = json!({"rewards": [1], "masks": [[1, 0]], "sample_lengths": [[u64::MAX, 3]]});
         assert_eq!(error(lengths), "`sample_lengths[0]` adds up to more than 2 tokens");
-        assert!(error(json!({"rewards": [1], "output_tokens": [1_000_000_000_000u64]})).contains("nobody makes up"));
+        assert!(
+            error(json!({"rewards": [1], "output_tokens": [1_000_000_000_000u64]}))
+                .contains("adds up to 1000000000000,")
+        );
+        assert!(error(json!({"rewards": [1, 1], "output_tokens": [MOST, 1]})).contains("more than the"));
         assert!(error(json!({"rewards": [1], "logprobs": [[0, 1e300]]})).contains("too large"));
         assert!(error(json!({"rewards": [1], "reward": 1})).contains("unknown field `reward`"));
     }

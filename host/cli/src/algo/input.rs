@@ -6,8 +6,12 @@ use crate::logging;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+/// Longest input, bytes.
+const MOST: u64 = 1 << 30;
 
 /// How many there are, and how they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +37,12 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Inputs<T>, Failure> {
     let bad = |reason: &dyn std::fmt::Display| Failure::input(format_args!("`--input {shown}`: {reason}"));
     let mut text = String::new();
     let read = match path.to_str() {
-        Some("-") => std::io::stdin().lock().read_to_string(&mut text).map(|_| ()),
-        _ => std::fs::read_to_string(path).map(|whole| text = whole),
+        Some("-") => std::io::stdin().lock().take(MOST + 1).read_to_string(&mut text),
+        _ => File::open(path).and_then(|file| file.take(MOST + 1).read_to_string(&mut text)),
     };
-    read.map_err(|error| bad(&error))?;
+    if read.map_err(|error| bad(&error))? as u64 > MOST {
+        return Err(bad(&format_args!("it is longer than {} MiB; give its lines in several files", MOST >> 20)));
+    }
     let values = serde_json::Deserializer::from_str(&text).into_iter::<Value>().collect::<Result<Vec<_>, _>>();
     let mut values = values.map_err(|error| bad(&format_args!("it is no JSON: {error}")))?;
     let form = match values.as_slice() {

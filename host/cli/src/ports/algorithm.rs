@@ -1,18 +1,14 @@
 //! A plug-in's instance as the orchestrator's algorithm. Owns when it is replaced by another build, and the form of its state
 //! in checkpoints.
 
+use crate::ports::swap::Wanted;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use prl_algorithm::{Hook, Metadata};
+use prl_algorithm::{Hook, Trial};
 use prl_orchestrator::{Algorithm, Scored};
 use prl_types::{Message, Rollout, Step};
 use serde_json::Value;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use tokio::sync::oneshot;
-
-/// What came of a swap: what the new file says of itself, and the first step that it scores for.
-pub type Swapped = Result<(Metadata, Step), String>;
 
 /// One instance of a plug-in. Calls are serialised.
 pub struct PluginAlgorithm {
@@ -21,8 +17,7 @@ pub struct PluginAlgorithm {
     name: String,
     /// Its options.
     config: Value,
-    /// The build that takes over at the next step, and who waits for that.
-    wanted: Mutex<Option<(PathBuf, oneshot::Sender<Swapped>)>>,
+    wanted: Wanted,
 }
 
 struct Running {
@@ -36,7 +31,7 @@ impl PluginAlgorithm {
     pub fn new(algorithm: prl_algorithm::Algorithm, config: Value) -> Self {
         let name = algorithm.name().to_owned();
         let running = Mutex::new(Running { algorithm, step: 0 });
-        PluginAlgorithm { running, name, config, wanted: Mutex::default() }
+        PluginAlgorithm { running, name, config, wanted: Wanted::default() }
     }
 
     /// Goes on from a state that [`Algorithm::state`] gave.
@@ -58,32 +53,13 @@ impl PluginAlgorithm {
         prefixes.into_iter().map(read).collect::<Result<_, _>>().map_err(bad)
     }
 
-    /// Has the build at `path` take over before the first group of the next step. One that was wanted before is forgotten.
-    pub fn swap(&self, path: PathBuf) -> oneshot::Receiver<Swapped> {
-        let (answer, swapped) = oneshot::channel();
-        *self.wanted.lock().unwrap_or_else(PoisonError::into_inner) = Some((path, answer));
-        swapped
+    /// Which build is to take over before the first group of the next step.
+    pub fn wanted(&self) -> &Wanted {
+        &self.wanted
     }
 
     fn running(&self) -> std::sync::MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Running {
-    /// Another build takes over, if it does well on the group that is next.
-    fn swap(&mut self, (path, answer): (PathBuf, oneshot::Sender<Swapped>), config: &Value, group: &[&Rollout]) {
-        let step = self.step;
-        let swapped = self.algorithm.swap(&path, config, group).map_err(|e| e.to_string());
-        match &swapped {
-            Ok(new) => tracing::info!(
-                target: "prl_orchestrator",
-                "From step {step} on algorithm {} is {} from {}", new.name, new.version, path.display()
-            ),
-            Err(error) => tracing::warn!(target: "prl_orchestrator", "{error}; the algorithm stays as it was"),
-        }
-        // Nobody may wait any more.
-        let _ = answer.send(swapped.map(|new| (new, step)));
     }
 }
 
@@ -92,10 +68,7 @@ impl Algorithm for PluginAlgorithm {
         let mut running = self.running();
         if running.step != step {
             running.step = step;
-            let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(wanted) = wanted {
-                running.swap(wanted, &self.config, group);
-            }
+            self.wanted.grant(&mut running.algorithm, &self.config, Trial::Group(group), step);
         }
         let scored = running.algorithm.score_whole_group(group).map_err(|e| e.to_string())?;
         let name = &self.name;

@@ -1,15 +1,23 @@
 //! A plug-in's loss as the trainer's. Owns how `[trainer.loss]` becomes one; must not know any formula.
 
 use crate::failure::{Failure, input};
-use prl_algorithm::{Algorithm, Hook, Reference, Registry};
+use crate::ports::swap::Wanted;
+use prl_algorithm::{Algorithm, Hook, Reference, Registry, Trial};
 use prl_config::Loss;
 use prl_model::Learner;
 use prl_trainer::{CustomLoss, Trainer, TrainerParts};
-use prl_types::{LossBatch, LossGradient};
+use prl_types::{LossBatch, LossGradient, Step};
+use serde_json::Value;
+use std::sync::Arc;
 
 /// An instance of a plug-in whose loss is called.
 pub struct PluginLoss {
     algorithm: Algorithm,
+    /// Its keys.
+    config: Value,
+    /// The step that it works for.
+    step: Step,
+    wanted: Arc<Wanted>,
     /// The references that it needs.
     reference: Reference,
 }
@@ -32,9 +40,14 @@ impl PluginLoss {
             return Err(Failure::input(format_args!("`{section}.name`: the plug-in `{}` has no loss", metadata.name)));
         }
         let reference = metadata.reference;
-        let keys = serde_json::Value::Object(custom.config.clone());
+        let keys = Value::Object(custom.config.clone());
         let algorithm = plugin.create_loss(&keys, seed).map_err(input(format_args!("`[{section}]`")))?;
-        Ok(Some(PluginLoss { algorithm, reference }))
+        Ok(Some(PluginLoss { algorithm, config: keys, step: 0, wanted: Arc::default(), reference }))
+    }
+
+    /// Which build is to take over before the first micro-batch of the next step.
+    pub fn wanted(&self) -> Arc<Wanted> {
+        self.wanted.clone()
     }
 
     /// Holds the references that the loss needs against those that the algorithms of the run bring: name and kind of each.
@@ -60,6 +73,10 @@ impl CustomLoss for PluginLoss {
     }
 
     fn loss(&mut self, batch: &LossBatch) -> Result<LossGradient, String> {
+        if self.step != batch.step {
+            self.step = batch.step;
+            self.wanted.grant(&mut self.algorithm, &self.config, Trial::Loss(batch), batch.step);
+        }
         self.algorithm.loss(batch).map_err(|e| e.to_string())
     }
 

@@ -9,5 +9,6 @@ pub mod policy;
 pub mod renderer;
 pub mod servers;
 pub mod shadow;
+pub mod swap;
 pub mod tape;
 pub mod trainer;

@@ -1,5 +1,6 @@
 //! A running run is told things, and an algorithm runs beside it.
 
+use crate::plugin::built;
 use crate::support::{Running, Scratch, refused};
 use std::fs;
 use std::path::Path;
@@ -26,7 +27,10 @@ fn a_run_tells_where_it_stands_takes_a_new_algorithm_and_stops() {
 
     fs::copy(shipped("grpo"), scratch.path("rebuilt.so")).unwrap();
     let done = scratch.prl(&format!("ctl swap-algo {out} rebuilt.so")).ok();
-    assert!(done.stdout.starts_with("reverse-text: grpo ") && done.stdout.contains(" from step "), "{done}");
+    assert!(
+        done.stdout.starts_with("environment `reverse-text`: grpo ") && done.stdout.contains(" from step "),
+        "{done}"
+    );
     running.wait_for("algorithm grpo is ");
     let swap = |words: &str| scratch.prl(&format!("ctl swap-algo {out} {words}"));
     refused(&swap(&shipped("max_rl")), &["no environment uses the algorithm `max_rl`", "`reverse-text` has `grpo`"]);
@@ -39,6 +43,30 @@ fn a_run_tells_where_it_stands_takes_a_new_algorithm_and_stops() {
     let done = running.wait();
     assert_eq!((done.code, done.stderr.as_str()), (Some(143), ""), "{done}");
     refused(&scratch.prl(&format!("ctl stop {out}")), &["no run listens"]);
+}
+
+#[test]
+fn a_loss_is_swapped_with_its_algorithm() {
+    let (scratch, plugin) = (Scratch::new(), built("gspo"));
+    let loss = "--trainer.loss.type custom --trainer.loss.name gspo";
+    let words = format!("--max-steps 100000 --no-orchestrator.eval --plugin {plugin} {loss}");
+    for (algo, swapped) in [("grpo", 1), ("gspo", 2)] {
+        let mut running = Running::start(
+            scratch.command(&scratch.rl_words(algo, &format!("{words} --orchestrator.algo.type {algo}"))),
+        );
+        running.wait_for("Step 1 ");
+        let done = scratch.prl(&format!("ctl swap-algo {algo} {plugin}")).ok();
+        assert_eq!(done.stdout.lines().count(), swapped, "{done}");
+        assert!(done.stdout.contains("the loss: gspo ") && done.stdout.contains(" from step "), "{done}");
+        let other = scratch.prl(&format!("ctl swap-algo {algo} {plugin} --env reverse-text"));
+        match algo {
+            "grpo" => refused(&other, &["no environment uses the algorithm `gspo`"]),
+            _ => assert!(!other.ok().stdout.contains("the loss"), "only the environment's"),
+        }
+        running.wait_for("Step ");
+        scratch.prl(&format!("ctl stop {algo}")).ok();
+        assert_eq!(running.wait().code, Some(143));
+    }
 }
 
 #[test]
