@@ -2,16 +2,38 @@
 //! contents of both; the store owns how they get on disk.
 
 use crate::failure::Failure;
-use prl_model::{Decoder, Device, ModelConfig, ModelError, SaveOptions};
-use prl_store::{Checkpoints, Keep, RunDir};
-use prl_trainer::TrainerError;
+use prl_model::{Decoder, Device, ModelConfig, SaveOptions};
+use prl_orchestrator::{Progress, State};
+use prl_store::{Checkpoints, Keep, Marks};
+use prl_trainer::TrainerState;
 use prl_types::Step;
+use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
 /// Folder of the trainer's part of a checkpoint.
 pub const TRAINER: &str = "trainer";
-/// The orchestrator's part.
-const ORCHESTRATOR: &str = "orchestrator/progress.json";
+/// The orchestrator's part: how far it is, what it has in hand, and how long the records of that are.
+const PROGRESS: &str = "orchestrator/progress.json";
+const STATE: &str = "orchestrator/state.json";
+const MARKS: &str = "orchestrator/records.json";
+
+/// What is saved of a step.
+pub struct Saved {
+    /// The step.
+    pub step: Step,
+    /// Weights and the trainer's state, or why they are not to be had.
+    pub trainer: Result<(Decoder, TrainerState), String>,
+    /// The orchestrator's part, where there is one.
+    pub orchestrator: Option<(State, Marks)>,
+}
+
+/// Where steps go.
+pub struct Folders {
+    /// What runs go on from.
+    pub checkpoints: Checkpoints,
+    /// Weights for use elsewhere.
+    pub weights: Checkpoints,
+}
 
 /// What is saved and when.
 #[derive(Clone, Debug)]
@@ -45,53 +67,33 @@ impl Plan {
         self.interval.is_some_and(|i| step.is_multiple_of(i)) || self.max_steps == Some(step)
     }
 
-    /// Saves a step: weights for use elsewhere, then what is needed to resume. A failure costs no run (an earlier
-    /// checkpoint is still there): it is logged and returned.
-    pub fn save(
-        &self,
-        run: &RunDir,
-        step: Step,
-        decoder: Result<Decoder, ModelError>,
-        save_trainer: impl FnOnce(&Path) -> Result<(), TrainerError>,
-        orchestrator: Option<&prl_orchestrator::Progress>,
-    ) -> Option<String> {
-        let written = decoder.map_err(|e| e.to_string());
-        match written.and_then(|decoder| self.write(run, step, &decoder, save_trainer, orchestrator)) {
-            Ok(()) => {
-                tracing::info!(target: "prl_trainer", "Saved checkpoint of step {step}");
-                None
-            }
-            Err(error) => {
-                tracing::error!(target: "prl_trainer", "checkpoint of step {step} failed: {error}");
-                Some(error)
-            }
-        }
-    }
-
-    fn write(
-        &self,
-        run: &RunDir,
-        step: Step,
-        decoder: &Decoder,
-        save_trainer: impl FnOnce(&Path) -> Result<(), TrainerError>,
-        orchestrator: Option<&prl_orchestrator::Progress>,
-    ) -> Result<(), String> {
-        write_weights(&run.weights(), step, decoder, &self.companions, self.keep)?;
+    /// Writes a step: weights for use elsewhere, then what is needed to go on.
+    ///
+    /// # Errors
+    /// A text for the user. An earlier checkpoint is still there.
+    pub fn write(&self, to: &Folders, saved: &Saved) -> Result<(), String> {
+        let (decoder, trainer) = saved.trainer.as_ref().map_err(String::clone)?;
+        write_weights(&to.weights, saved.step, decoder, &self.companions, self.keep)?;
         if self.weights_only {
             return Ok(());
         }
-        let checkpoint = run.checkpoints().begin(step).map_err(|e| e.to_string())?;
+        let checkpoint = to.checkpoints.begin(saved.step).map_err(|e| e.to_string())?;
         let dir = checkpoint.dir().join(TRAINER);
         std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
         save_hf(decoder, &dir, &self.companions)?;
-        save_trainer(&dir).map_err(|e| e.to_string())?;
+        trainer.write(&dir).map_err(|e| e.to_string())?;
         share_weights(&dir).map_err(|e| e.to_string())?;
-        if let Some(progress) = orchestrator {
-            let text = serde_json::to_vec_pretty(progress).map_err(|e| e.to_string())?;
-            checkpoint.write(ORCHESTRATOR, &text).map_err(|e| e.to_string())?;
+        if let Some((state, marks)) = &saved.orchestrator {
+            for (name, text) in [
+                (PROGRESS, serde_json::to_vec_pretty(state.progress())),
+                (STATE, serde_json::to_vec(state)),
+                (MARKS, serde_json::to_vec(marks)),
+            ] {
+                checkpoint.write(name, &text.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+            }
         }
         checkpoint.commit().map_err(|e| e.to_string())?;
-        run.checkpoints().prune(self.keep).map_err(|e| e.to_string())?;
+        to.checkpoints.prune(self.keep).map_err(|e| e.to_string())?;
         Ok(())
     }
 }
@@ -119,7 +121,7 @@ fn save_hf(decoder: &Decoder, dir: &Path, companions: &Path) -> Result<(), Strin
 
 /// Whether a checkpoint was written by `prl rl`.
 pub fn is_of_rl(checkpoint: &Path) -> bool {
-    checkpoint.join(ORCHESTRATOR).exists()
+    checkpoint.join(PROGRESS).exists()
 }
 
 /// Gives weight files the permissions of the folder's other files: they are written aside under ones of their own.
@@ -153,12 +155,20 @@ pub fn decoder(checkpoint: &Path, start: Decoder, device: Device) -> Result<Deco
     Ok(decoder)
 }
 
-/// The orchestrator's state in a checkpoint.
+/// The orchestrator's state in a checkpoint, and the lengths of the records that belong to it. One that an earlier version of
+/// this program wrote says only how far the run was.
 ///
 /// # Errors
-/// The file is missing or of another shape.
-pub fn orchestrator_progress(checkpoint: &Path) -> Result<prl_orchestrator::Progress, String> {
-    let path = checkpoint.join(ORCHESTRATOR);
+/// A file is missing or of another shape.
+pub fn orchestrator(checkpoint: &Path) -> Result<(State, Marks), String> {
+    if !checkpoint.join(STATE).exists() {
+        return Ok((read::<Progress>(checkpoint, PROGRESS)?.into(), Marks::default()));
+    }
+    Ok((read(checkpoint, STATE)?, read(checkpoint, MARKS)?))
+}
+
+fn read<T: DeserializeOwned>(checkpoint: &Path, name: &str) -> Result<T, String> {
+    let path = checkpoint.join(name);
     let text = std::fs::read(&path).map_err(|e| format!("cannot read `{}`: {e}", path.display()))?;
     serde_json::from_slice(&text).map_err(|e| format!("`{}`: {e}", path.display()))
 }

@@ -1,16 +1,17 @@
 //! What `prl sft` and `prl trainer` do around their steps: the run directory, saving, recording, and the end. Owns the order of
 //! these; must not know what a step trains on.
 
-use crate::checkpoint::Plan;
+use crate::checkpoint::{Folders, Plan, Saved};
 use crate::divergence::Divergence;
 use crate::failure::Failure;
 use crate::logging::{self, Resumed};
+use crate::saver::Saver;
 use crate::signals::Stop;
 use prl_config::{Loaded, TrainerCkpt, Wandb};
 use prl_model::{Decoder, ModelError};
 use prl_monitor::{Logs, Monitor, Progress};
 use prl_store::RunDir;
-use prl_trainer::{StepMetrics, TrainerError, Update};
+use prl_trainer::{StepMetrics, TrainerError, TrainerState, Update};
 use prl_types::Step;
 use serde::Serialize;
 use std::fmt::Display;
@@ -31,11 +32,9 @@ pub struct Settings<'a> {
 /// A run that trains.
 pub struct Job<'a> {
     settings: Settings<'a>,
-    plan: Option<Plan>,
+    saves: Option<(Plan, Saver)>,
     monitor: Monitor,
     bar: Option<Progress>,
-    /// Why the newest checkpoint that was due is not there.
-    unsaved: Option<String>,
     divergence: Divergence,
     dir: RunDir,
 }
@@ -50,15 +49,18 @@ impl<'a> Job<'a> {
         companions: &Path,
         resumed: Option<&Resumed>,
     ) -> Result<Self, Failure> {
-        if let Some((step, path)) = resumed {
-            tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
+        if let Some((step, _)) = resumed {
             logging::nothing_left(*step, settings.max_steps);
         }
+        let saves = settings.ckpt.map(|ckpt| {
+            let plan = Plan::new(ckpt, settings.max_steps, companions);
+            let folders = Folders { checkpoints: dir.checkpoints(), weights: dir.weights() };
+            Ok((plan.clone(), Saver::start(plan, folders).map_err(Failure::run)?))
+        });
         Ok(Job {
-            plan: settings.ckpt.map(|c| Plan::new(c, settings.max_steps, companions)),
+            saves: saves.transpose()?,
             monitor: logging::monitor(&dir, settings.wandb, loaded)?,
             bar: settings.max_steps.map(|total| Progress::start(logs, "Training", total)),
-            unsaved: None,
             divergence: Divergence::default(),
             settings,
             dir,
@@ -95,18 +97,19 @@ impl<'a> Job<'a> {
 
     /// Whether the step is to be saved.
     pub fn is_due(&self, step: Step) -> bool {
-        self.plan.as_ref().is_some_and(|plan| plan.is_due(step))
+        self.saves.as_ref().is_some_and(|(plan, _)| plan.is_due(step))
     }
 
-    /// Saves a step.
+    /// Has a step saved while the next is under way.
     pub fn save(
         &mut self,
         step: Step,
         decoder: Result<Decoder, ModelError>,
-        state: impl FnOnce(&Path) -> Result<(), TrainerError>,
+        state: Result<TrainerState, TrainerError>,
     ) {
-        if let Some(plan) = &self.plan {
-            self.unsaved = plan.save(&self.dir, step, decoder, state, None);
+        if let Some((_, saver)) = &self.saves {
+            let trainer = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
+            saver.save(Saved { step, trainer, orchestrator: None });
         }
     }
 
@@ -124,7 +127,7 @@ impl<'a> Job<'a> {
         let end = logging::End {
             dir: &self.dir,
             ckpt: self.settings.ckpt,
-            unsaved: self.unsaved,
+            unsaved: self.saves.as_ref().and_then(|(_, saver)| saver.finish()),
             unrecorded: self.monitor.lost(),
             what: self.settings.what,
         };

@@ -9,7 +9,7 @@ use prl_model::{Kernels, ModelConfig};
 use prl_monitor::{
     Jsonl, Level, LogFile, LogOptions, Logs, Monitor, Wandb, WandbOptions, env_server_log, env_worker_log,
 };
-use prl_store::{Create, RunDir, StoreError, write_atomic};
+use prl_store::{Create, Marks, RunDir, StoreError, write_atomic};
 use prl_types::Step;
 use serde::Serialize;
 use serde_json::Value;
@@ -91,6 +91,7 @@ impl Place {
             clean,
             never_clean: std::env::var_os("NEVER_CLEAN_OUTPUT_DIR").is_some_and(|v| !v.is_empty()),
             resuming: resume_step.is_some(),
+            allow_fresh: ckpt.is_some_and(|c| c.allow_fresh),
             ckpt_dir: ckpt.and_then(|c| c.output_dir.clone()),
         };
         RunDir::check(output_dir, &how, resume_step).map_err(|error| match error {
@@ -100,30 +101,45 @@ impl Place {
         Ok(Place { output_dir: output_dir.to_path_buf(), how, resume_step })
     }
 
-    /// The directory of a run that is to go on, taken into use, and where it goes on. A resumed run changes nothing by
-    /// taking its directory; a fresh one may clean it, so that comes after all checks.
-    pub fn resume(&self) -> Result<Option<(RunDir, Resumed)>, Failure> {
+    /// The directory of a run that is to go on, taken into use, and where it goes on; nowhere, if it may start anew and there
+    /// is no complete checkpoint. A resumed run changes nothing by taking its directory; a fresh one may clean it, so that
+    /// comes after all checks.
+    pub fn resume(&self) -> Result<Option<(RunDir, Option<Resumed>)>, Failure> {
         let Some(step) = self.resume_step else { return Ok(None) };
         let dir = self.create()?;
-        let resumed = dir.checkpoints().resolve(step).map_err(input("`ckpt.resume_step`"))?;
-        Ok(Some((dir, resumed)))
+        match dir.checkpoints().resolve(step) {
+            Ok((step, path)) => {
+                tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
+                Ok(Some((dir, Some((step, path)))))
+            }
+            Err(StoreError::NoCheckpoint { path }) if self.how.allow_fresh => {
+                let path = path.display();
+                tracing::info!(target: "prl_trainer", "Starting fresh: there is no complete checkpoint in {path}");
+                Ok(Some((dir, None)))
+            }
+            Err(error) => Err(input("`ckpt.resume_step`")(error)),
+        }
     }
 
-    /// Where the run starts: takes the directory (unless `early` has it), sets aside what lies beyond the step it
-    /// resumes from, and writes the log files and the effective configuration there.
+    /// Where the run starts: takes the directory (unless `early` has it), sets aside what lies beyond the step it resumes from
+    /// and the records that belong to that, and writes the log files and the effective configuration there.
     pub fn begin(
         &self,
         early: Option<RunDir>,
-        resumed: Option<Step>,
+        resumed: Option<(Step, Marks)>,
         logs: &Logs,
         dumps: &[Dump],
     ) -> Result<RunDir, Failure> {
+        let fresh = early.is_some() && resumed.is_none();
         let dir = match early {
             Some(dir) => dir,
             None => self.create()?,
         };
-        if let Some(step) = resumed {
-            dir.set_aside_after(step).map_err(Failure::run)?;
+        if fresh {
+            dir.set_aside_all().map_err(Failure::run)?;
+        }
+        if let Some((step, marks)) = resumed {
+            dir.set_aside_after(step, &marks).map_err(Failure::run)?;
         }
         logs.set_dir(&dir.logs()).map_err(Failure::run)?;
         write_dumps(&dir.configs(), dumps)?;

@@ -28,6 +28,7 @@ mod remote;
 mod replay;
 mod report;
 mod rl;
+mod saver;
 mod sdk;
 mod sft;
 mod signals;

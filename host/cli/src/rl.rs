@@ -7,7 +7,7 @@ mod settings;
 use crate::algo::open::registry;
 use crate::assets;
 use crate::budget;
-use crate::checkpoint::{self, Plan};
+use crate::checkpoint::{self, Folders, Plan};
 use crate::command::wants_help;
 use crate::compute::Compute;
 use crate::control::{Control, Reach};
@@ -19,7 +19,8 @@ use crate::ports::observer::Recorder;
 use crate::ports::renderer::ModelRenderer;
 use crate::ports::servers::Servers;
 use crate::ports::tape::Tapes;
-use crate::ports::trainer::LocalTrainer;
+use crate::ports::trainer::{LocalTrainer, Saves};
+use crate::saver::Saver;
 use crate::signals;
 use algorithms::Algorithms;
 use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
@@ -27,13 +28,15 @@ use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::Decoder;
 use prl_monitor::{Logs, Progress};
-use prl_orchestrator::{Deps, Env, Settings};
+use prl_orchestrator::{Deps, Env, Settings, State};
 use prl_render::Renderer;
+use prl_store::Marks;
 use prl_trainer::{CustomLoss, Trainer, TrainerParts};
 use prl_types::PolicyVersion;
 use sampler::Sampler;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Runs the command; the code is the process's.
 pub fn run(words: &[String]) -> Result<u8, Failure> {
@@ -200,9 +203,13 @@ impl Ready {
         config: &RlConfig,
         (decoder, loss): (Decoder, Option<PluginLoss>),
         compute: &mut Compute,
-        resumed: Option<Resumed>,
+        resume: Option<Resume>,
         servers: Option<Arc<Servers>>,
     ) -> Result<Self, Failure> {
+        let (resumed, begin) = match resume {
+            Some(Resume { at, state, evaluated }) => (Some(at), Some((state, evaluated))),
+            None => (None, None),
+        };
         let decoder = match &resumed {
             Some((_, path)) => checkpoint::decoder(path, decoder, compute.home())?,
             None => decoder,
@@ -219,13 +226,11 @@ impl Ready {
             peak_flops: assets::peak_flops(compute.device),
         };
         let mut trainer = loss::trainer(learner, parts, loss)?;
-        let mut progress = None;
         if let Some((_, path)) = &resumed {
             trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
-            progress = Some(checkpoint::orchestrator_progress(path).map_err(input("`ckpt.resume_step`"))?);
         }
         let max_len = context(config, shape.max_position_embeddings, servers.as_deref());
-        let settings = settings::settings(config, &shape, max_len, compute.device, progress);
+        let settings = settings::settings(config, &shape, max_len, compute.device, begin);
         let sampler = match servers {
             Some(servers) => Sampler::There(servers),
             None => {
@@ -237,6 +242,14 @@ impl Ready {
         };
         Ok(Ready { trainer, sampler, settings, resumed })
     }
+}
+
+/// Where a run goes on.
+struct Resume {
+    at: Resumed,
+    state: State,
+    /// Evaluation environments whose evaluation with the version of this step is on record.
+    evaluated: BTreeSet<String>,
 }
 
 /// The policy that the run begins with.
@@ -257,7 +270,14 @@ fn limits(config: &InferenceConfig, context: usize) -> EngineConfig {
 async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: Logs) -> Result<u8, Failure> {
     let config = &loaded.config;
     let ckpt = config.trainer.ckpt.as_ref();
-    let (early, resumed) = place.resume()?.unzip();
+    let (early, resumed) = place.resume()?.map_or((None, None), |(dir, from)| (Some(dir), from));
+    let (resumed, marks) = match (&early, resumed) {
+        (Some(dir), Some(at)) => {
+            let (state, marks) = checkpoint::orchestrator(&at.1).map_err(input("`ckpt.resume_step`"))?;
+            (Some(Resume { evaluated: dir.evaluated(at.0), state, at }), marks)
+        }
+        _ => (None, Marks::default()),
+    };
     let loss = parts.loss.as_ref().map(|loss| (loss.name().to_owned(), loss.wanted()));
     let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed, parts.servers)?;
     let tapes = Tapes::default();
@@ -267,9 +287,9 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     prl_orchestrator::check(&ready.settings, &train, &eval).map_err(|error| failure(&error))?;
     let stop = signals::listen().map_err(running("signal handlers"))?;
 
-    let resumed = ready.settings.resume.as_ref().map(|progress| &progress.algorithms);
-    let instances = parts.algorithms.instances(config, resumed)?;
-    let dir = place.begin(early, ready.resumed.as_ref().map(|(step, _)| *step), &logs, &loaded.dump())?;
+    let states = ready.settings.resume.as_ref().map(|state| state.algorithms());
+    let instances = parts.algorithms.instances(config, states)?;
+    let dir = place.begin(early, ready.resumed.as_ref().map(|(step, _)| (*step, marks)), &logs, &loaded.dump())?;
     let dir = Arc::new(dir);
     tracing::info!(
         target: "prl_orchestrator",
@@ -277,9 +297,6 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), parts.algorithms.names(),
         dir.root().display()
     );
-    if let Some((step, path)) = &ready.resumed {
-        tracing::info!(target: "prl_trainer", "Resuming after step {step} from {}", path.display());
-    }
     logging::outside(parts.train.iter().chain(&parts.eval));
     for (split, pools) in [("train", &parts.train), ("eval", &parts.eval)] {
         pools.iter().for_each(|pool| logging::env_server(split, pool));
@@ -293,8 +310,13 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let begins = (version(ready.resumed.as_ref()), ready.trainer.learner());
     let (policy, handover) =
         ready.sampler.policy(decode, &dir, &parts.model_dir, begins, config.orchestrator.max_async_level).await?;
-    let plan = ckpt.map(|c| Plan::new(c, config.trainer.max_steps, &parts.model_dir));
-    let trainer = Arc::new(LocalTrainer::new(ready.trainer, handover, dir.clone(), plan));
+    let saves = ckpt.map(|ckpt| {
+        let plan = Plan::new(ckpt, config.trainer.max_steps, &parts.model_dir);
+        let folders = Folders { checkpoints: dir.checkpoints(), weights: dir.weights() };
+        let saver = Saver::start(plan.clone(), folders).map_err(Failure::run)?;
+        Ok(Saves { plan, saver, recorder: recorder.clone(), parts: Mutex::default() })
+    });
+    let trainer = Arc::new(LocalTrainer::new(ready.trainer, handover, saves.transpose()?));
     let control = Reach {
         step: recorder.step(),
         max_steps: config.orchestrator.max_steps,
@@ -326,7 +348,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         Ok(outcome) => Ok((outcome.stopped, outcome.progress.step)),
         Err(error) => Err(failure(&error)),
     };
-    let (unsaved, unrecorded) = (trainer.unsaved(), recorder.lost());
+    let (unsaved, unrecorded) = (trainer.finish(), recorder.lost());
     let end = logging::End { dir: &dir, ckpt, unsaved, unrecorded, what: "RL" };
     let code = end.code(&stopped, &stop);
     recorder.finish(i32::from(code));

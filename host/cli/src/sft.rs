@@ -17,6 +17,7 @@ use data::{Data, Texts};
 use prl_config::{Loaded, SftConfig, SftData};
 use prl_model::Decoder;
 use prl_monitor::{Logs, SftLine, ValidationLine};
+use prl_store::Marks;
 use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, TrainerError};
 use prl_types::Step;
 use std::path::PathBuf;
@@ -114,7 +115,7 @@ fn measure(loaded: &Loaded<SftConfig>, mut parts: Parts, output: Option<&Output>
 
 fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Logs, stop: &Stop) -> Result<u8, Failure> {
     let config = &loaded.config;
-    let (early, resume) = place.resume()?.unzip();
+    let (early, resume) = place.resume()?.map_or((None, None), |(dir, from)| (Some(dir), from));
     let decoder = match &resume {
         Some((step, path)) if checkpoint::is_of_rl(path) => {
             return Err(Failure::input(format_args!(
@@ -131,7 +132,7 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
         trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }
 
-    let dir = place.begin(early, resume.as_ref().map(|(step, _)| *step), logs, &loaded.dump())?;
+    let dir = place.begin(early, resume.as_ref().map(|(step, _)| (*step, Marks::default())), logs, &loaded.dump())?;
     tracing::info!(
         target: "prl_trainer",
         "{} | output {}",
@@ -183,8 +184,7 @@ impl Run<'_> {
                 self.validate(trainer, step)?;
             }
             if self.job.is_due(step) {
-                let decoder = trainer.learner().decoder();
-                self.job.save(step, decoder, |dir| trainer.save_state(dir));
+                self.job.save(step, trainer.learner().decoder(), trainer.state());
             }
             self.job.advance(step);
         }

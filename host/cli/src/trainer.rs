@@ -16,6 +16,7 @@ use crate::signals::{self, Stop};
 use prl_config::{FakeBatches, Loaded, TrainerRun};
 use prl_model::Decoder;
 use prl_monitor::Logs;
+use prl_store::Marks;
 use prl_trainer::{StepOutcome, Trainer, TrainerError, TrainerParts, fake_batch};
 use std::path::PathBuf;
 
@@ -142,7 +143,7 @@ fn train(
     stop: &Stop,
 ) -> Result<u8, Failure> {
     let config = &loaded.config;
-    let (early, resume) = place.resume()?.unzip();
+    let (early, resume) = place.resume()?.map_or((None, None), |(dir, from)| (Some(dir), from));
     if let Some((_, path)) = &resume {
         parts.decoder = checkpoint::decoder(path, parts.decoder, parts.compute.home())?;
     }
@@ -151,7 +152,7 @@ fn train(
         feed.trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
     }
 
-    let dir = place.begin(early, resume.as_ref().map(|(step, _)| *step), logs, &loaded.dump())?;
+    let dir = place.begin(early, resume.as_ref().map(|(step, _)| (*step, Marks::default())), logs, &loaded.dump())?;
     tracing::info!(
         target: "prl_trainer",
         "{} | made-up batches | output {}",
@@ -181,8 +182,7 @@ fn steps(job: &mut Job<'_>, feed: &mut Feed<'_>, stop: &Stop) -> Result<bool, Fa
         let line = trainer_line(step, &outcome.metrics);
         job.record(step, outcome.update, line, outcome.metrics)?;
         if job.is_due(step) {
-            let decoder = feed.trainer.learner().decoder();
-            job.save(step, decoder, |dir| feed.trainer.save_state(dir));
+            job.save(step, feed.trainer.learner().decoder(), feed.trainer.state());
         }
         job.advance(step);
     }

@@ -21,6 +21,7 @@ const SHARED: &[(&str, &[&str])] = &[
     ("ckpt.output_dir", &["trainer.ckpt.output_dir"]),
     ("ckpt.interval", &["trainer.ckpt.interval", "orchestrator.ckpt.interval"]),
     ("ckpt.resume_step", &["trainer.ckpt.resume_step", "orchestrator.ckpt.resume_step"]),
+    ("ckpt.allow_fresh", &["trainer.ckpt.allow_fresh"]),
     ("ckpt.keep_last", &["trainer.ckpt.keep_last", "orchestrator.ckpt.keep_last"]),
     ("ckpt.keep_interval", &["trainer.ckpt.keep_interval", "orchestrator.ckpt.keep_interval"]),
     ("wandb.project", &["trainer.wandb.project", "orchestrator.wandb.project"]),

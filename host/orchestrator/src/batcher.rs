@@ -3,16 +3,20 @@
 
 use crate::filters;
 use crate::metrics::{Facts, batch as batch_metrics, most_frequent, share};
-use crate::{EnvShare, Error, Filter, FilterKind, Observer, Purpose, Settings};
+use crate::{EnvShare, Error, Filter, FilterKind, Observer, Purpose, Settings, state};
 use prl_types::{Batch, BatchItem, ErrorKind, Metric, PolicyVersion, Rollout, RolloutId, Step};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 /// Distinct error texts kept for the reason of giving up.
 const MAX_TEXTS: usize = 64;
 
 /// A batch with what is to be said about it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Cut {
-    pub batch: Batch,
+    pub batch: Arc<Batch>,
     pub metrics: BTreeMap<String, f64>,
     pub all: EnvShare,
     pub envs: Vec<EnvShare>,
@@ -29,7 +33,16 @@ pub(crate) struct Batcher {
     post: Vec<Filter>,
     max_empty_batches: usize,
     max_error_rate: f64,
+    kept: Kept,
+}
+
+/// What a batcher has in hand: rollouts that wait for a batch, and the counts since the last one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kept {
+    #[serde(with = "state::whole")]
     pending: VecDeque<Rollout>,
+    #[serde(with = "state::pairs")]
     handled: BTreeMap<RolloutId, Facts>,
     pre_seen: usize,
     pre_dropped: usize,
@@ -46,7 +59,8 @@ pub(crate) struct Batcher {
 }
 
 impl Batcher {
-    pub(crate) fn new(settings: &Settings) -> Self {
+    /// `kept` is what an earlier one had in hand.
+    pub(crate) fn new(settings: &Settings, kept: Kept) -> Self {
         Batcher {
             envs: settings.train.iter().map(|e| e.name.clone()).collect(),
             batch_size: settings.batch_size,
@@ -55,24 +69,18 @@ impl Batcher {
             post: settings.post_batch_filters.clone(),
             max_empty_batches: settings.max_empty_batches,
             max_error_rate: settings.max_error_rate,
-            pending: VecDeque::new(),
-            handled: BTreeMap::new(),
-            pre_seen: 0,
-            pre_dropped: 0,
-            pre_flagged: BTreeMap::new(),
-            stale: 0,
-            barren: 0,
-            empty_batches: 0,
-            recent: BTreeMap::new(),
-            errors: BTreeMap::new(),
-            algo: BTreeMap::new(),
-            filtered: BTreeMap::new(),
+            kept,
         }
+    }
+
+    /// What it has in hand.
+    pub(crate) fn kept(&self) -> &Kept {
+        &self.kept
     }
 
     /// Rollouts that wait for a batch.
     pub(crate) fn pending(&self) -> usize {
-        self.pending.len()
+        self.kept.pending.len()
     }
 
     /// Takes a group in, in member order, and reports each of its rollouts.
@@ -93,17 +101,17 @@ impl Batcher {
                 false => {}
             }
             observer.rollout(Purpose::Train, step, &rollout);
-            self.handled.insert(rollout.id, Facts::from(&rollout));
+            self.kept.handled.insert(rollout.id, Facts::from(&rollout));
             self.tally(&rollout);
             if rollout.is_effective() {
-                self.barren = 0;
-                self.pending.push_back(rollout);
+                self.kept.barren = 0;
+                self.kept.pending.push_back(rollout);
             } else {
-                self.barren += 1;
+                self.kept.barren += 1;
             }
         }
         self.check_error_rate(step)?;
-        if self.barren >= self.max_empty_batches * self.batch_size {
+        if self.kept.barren >= self.max_empty_batches * self.batch_size {
             return Err(self.nothing_to_train(step));
         }
         Ok(())
@@ -112,7 +120,7 @@ impl Batcher {
     /// Takes in an algorithm's own numbers for a group.
     pub(crate) fn note(&mut self, metrics: Vec<Metric>) {
         for metric in metrics {
-            let (sum, count) = self.algo.entry(metric.name).or_default();
+            let (sum, count) = self.kept.algo.entry(metric.name).or_default();
             *sum += metric.value;
             *count += 1;
         }
@@ -120,17 +128,17 @@ impl Batcher {
 
     /// Counts a rollout that was cancelled before it could be scored.
     pub(crate) fn cancelled(&mut self, rollout: &Rollout) {
-        self.handled.insert(rollout.id, Facts::from(rollout));
+        self.kept.handled.insert(rollout.id, Facts::from(rollout));
         self.tally(rollout);
     }
 
     fn pre_filter(&mut self, rollout: &mut Rollout) {
         let enforced = filters::apply(&self.pre, rollout, self.vocab_size);
         self.tally_filter(enforced);
-        self.pre_seen += 1;
-        self.pre_dropped += usize::from(rollout.is_filtered);
+        self.kept.pre_seen += 1;
+        self.kept.pre_dropped += usize::from(rollout.is_filtered);
         for name in &rollout.filters {
-            *self.pre_flagged.entry(name.clone()).or_default() += 1;
+            *self.kept.pre_flagged.entry(name.clone()).or_default() += 1;
         }
     }
 
@@ -138,11 +146,11 @@ impl Batcher {
         let failed = match &rollout.error {
             Some(error) => {
                 let text = format!("{:?}: {}", error.kind, error.message);
-                if !self.errors.contains_key(&text) {
+                if !self.kept.errors.contains_key(&text) {
                     tracing::warn!("Rollout {} of {}: {text}", rollout.id, rollout.task.env);
                 }
-                if self.errors.len() < MAX_TEXTS || self.errors.contains_key(&text) {
-                    *self.errors.entry(text).or_default() += 1;
+                if self.kept.errors.len() < MAX_TEXTS || self.kept.errors.contains_key(&text) {
+                    *self.kept.errors.entry(text).or_default() += 1;
                 }
                 if error.kind == ErrorKind::Cancelled {
                     return;
@@ -152,7 +160,7 @@ impl Batcher {
             None => false,
         };
         let window = self.window();
-        let recent = self.recent.entry(rollout.task.env.clone()).or_default();
+        let recent = self.kept.recent.entry(rollout.task.env.clone()).or_default();
         recent.push_back(failed);
         if recent.len() > window {
             recent.pop_front();
@@ -161,7 +169,7 @@ impl Batcher {
 
     fn tally_filter(&mut self, enforced: Option<&str>) {
         if let Some(name) = enforced {
-            *self.filtered.entry(name.to_owned()).or_default() += 1;
+            *self.kept.filtered.entry(name.to_owned()).or_default() += 1;
         }
     }
 
@@ -171,7 +179,7 @@ impl Batcher {
 
     fn check_error_rate(&self, step: Step) -> Result<(), Error> {
         let window = self.window();
-        for (env, recent) in &self.recent {
+        for (env, recent) in &self.kept.recent {
             let errors = recent.iter().filter(|failed| **failed).count();
             if recent.len() == window && errors as f64 > self.max_error_rate * window as f64 {
                 let (env, limit, reason) = (env.clone(), self.max_error_rate, self.reason());
@@ -187,24 +195,24 @@ impl Batcher {
 
     fn reason(&self) -> String {
         let mut parts = Vec::new();
-        if let Some((text, count)) = most_frequent(&self.errors) {
-            let total: usize = self.errors.values().sum();
+        if let Some((text, count)) = most_frequent(&self.kept.errors) {
+            let total: usize = self.kept.errors.values().sum();
             parts.push(format!("{total} rollouts failed, {count} of them with `{text}`"));
         }
-        for (name, count) in &self.filtered {
+        for (name, count) in &self.kept.filtered {
             parts.push(format!("{count} were dropped as `{name}`"));
         }
-        if self.stale > 0 {
-            parts.push(format!("{} were too old", self.stale));
+        if self.kept.stale > 0 {
+            parts.push(format!("{} were too old", self.kept.stale));
         }
         if parts.is_empty() { "no rollout finished".into() } else { parts.join(", ") }
     }
 
     /// Drops waiting rollouts with a token older than `oldest`.
     pub(crate) fn drop_stale(&mut self, oldest: PolicyVersion) {
-        let before = self.pending.len();
-        self.pending.retain(|r| oldest_version(r).is_none_or(|version| version >= oldest));
-        self.stale += before - self.pending.len();
+        let before = self.kept.pending.len();
+        self.kept.pending.retain(|r| oldest_version(r).is_none_or(|version| version >= oldest));
+        self.kept.stale += before - self.kept.pending.len();
     }
 
     /// Cuts a batch of exactly `batch_size` of the waiting rollouts. Where its filters leave nothing, the step goes by
@@ -213,25 +221,25 @@ impl Batcher {
     /// # Errors
     /// It was one empty batch too many, or a stream does not fit its sample.
     pub(crate) fn cut(&mut self, step: Step, observer: &dyn Observer) -> Result<Cut, Error> {
-        let size = self.batch_size.min(self.pending.len());
-        let mut rollouts: Vec<Rollout> = self.pending.drain(..size).collect();
+        let size = self.batch_size.min(self.kept.pending.len());
+        let mut rollouts: Vec<Rollout> = self.kept.pending.drain(..size).collect();
         for rollout in &mut rollouts {
             let enforced = filters::apply(&self.post, rollout, self.vocab_size);
             self.tally_filter(enforced);
-            if let Some(known) = self.handled.get_mut(&rollout.id) {
+            if let Some(known) = self.kept.handled.get_mut(&rollout.id) {
                 *known = Facts::from(&*rollout);
             }
         }
         let effective: Vec<&Rollout> = rollouts.iter().filter(|r| r.is_effective()).collect();
         if effective.is_empty() {
-            self.empty_batches += 1;
-            if self.empty_batches >= self.max_empty_batches {
+            self.kept.empty_batches += 1;
+            if self.kept.empty_batches >= self.max_empty_batches {
                 return Err(self.nothing_to_train(step));
             }
             let reason = self.reason();
             tracing::warn!("Step {step}: nothing to train on in a batch of {size} ({reason}); the weights stay");
         } else {
-            self.empty_batches = 0;
+            self.kept.empty_batches = 0;
             observer.batch(step, &effective);
         }
         if !effective.is_empty() && effective.len() * 10 <= size {
@@ -243,7 +251,7 @@ impl Batcher {
     }
 
     fn describe(&self, step: Step, batch: &[Rollout], effective: &[&Rollout]) -> Result<Cut, Error> {
-        let all: Vec<Facts> = self.handled.values().cloned().collect();
+        let all: Vec<Facts> = self.kept.handled.values().cloned().collect();
         let facts: Vec<Facts> = effective.iter().map(|r| Facts::from(*r)).collect();
         let mut metrics = batch_metrics(&self.envs, &all, &facts);
         let lag = |r: &Rollout| oldest_version(r).map_or(0, |version| (step - 1).saturating_sub(version.0));
@@ -259,24 +267,24 @@ impl Batcher {
         let tokens: usize = facts.iter().map(|f| f.total_tokens).sum();
         let output: usize = facts.iter().map(|f| f.output_tokens).sum();
         let tasks = facts.iter().map(|f| f.group).collect::<BTreeSet<_>>().len();
-        let seen = self.pre_seen.max(1) as f64;
+        let seen = self.kept.pre_seen.max(1) as f64;
         let mut put = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
         put("off_policy/max", total.max_off_policy as f64);
         put("off_policy/mean", lags.iter().sum::<u64>() as f64 / lags.len().max(1) as f64);
-        put("off_policy/dropped", self.stale as f64);
+        put("off_policy/dropped", self.kept.stale as f64);
         put("batch/empty", f64::from(u8::from(effective.is_empty())));
         put("progress/tokens", tokens as f64);
         put("progress/input_tokens", (tokens - output) as f64);
         put("progress/output_tokens", output as f64);
         put("progress/rollouts", facts.len() as f64);
         put("progress/tasks", tasks as f64);
-        put("pre_filters/all/dropped_rate", self.pre_dropped as f64 / seen);
+        put("pre_filters/all/dropped_rate", self.kept.pre_dropped as f64 / seen);
         for filter in &self.pre {
             let name = FilterKind::name(&filter.kind);
-            let count = self.pre_flagged.get(name).copied().unwrap_or(0);
+            let count = self.kept.pre_flagged.get(name).copied().unwrap_or(0);
             put(&format!("pre_filters/all/{name}/rate"), count as f64 / seen);
         }
-        for (name, (sum, count)) in &self.algo {
+        for (name, (sum, count)) in &self.kept.algo {
             put(&format!("algo/{name}"), sum / *count as f64);
         }
         let envs = match self.envs.as_slice() {
@@ -290,7 +298,7 @@ impl Batcher {
                 .collect(),
         };
         Ok(Cut {
-            batch: Batch { step, items: items(step, effective)? },
+            batch: Arc::new(Batch { step, items: items(step, effective)? }),
             metrics,
             all: total,
             envs,
@@ -302,13 +310,13 @@ impl Batcher {
 
     /// Starts the counts of the next batch. Where rollouts went is remembered until a batch has something to train on.
     fn reset(&mut self) {
-        self.handled.clear();
-        self.pre_flagged.clear();
-        self.algo.clear();
-        (self.pre_seen, self.pre_dropped, self.stale) = (0, 0, 0);
-        if self.empty_batches == 0 {
-            self.errors.clear();
-            self.filtered.clear();
+        self.kept.handled.clear();
+        self.kept.pre_flagged.clear();
+        self.kept.algo.clear();
+        (self.kept.pre_seen, self.kept.pre_dropped, self.kept.stale) = (0, 0, 0);
+        if self.kept.empty_batches == 0 {
+            self.kept.errors.clear();
+            self.kept.filtered.clear();
         }
     }
 }

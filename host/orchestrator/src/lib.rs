@@ -13,13 +13,15 @@
 //! begin once version `n - 1 - max_async_level` is visible; one that takes long goes into a later batch.
 //!
 //! # Resume
-//! A [`Progress`] handed to the trainer with batch n continues a run after step n. Groups that had been sampled for
-//! later batches are sampled again, with the same ids, tasks and seeds but with the version that was resumed from.
-//! Surplus rollouts of partly shipped groups are dropped.
+//! A run goes on from a [`State`]. With `deterministic` set, the state of step n is taken when version n is about to become
+//! visible, so that batches n + 1 to n + `max_async_level`, sampled with older versions, are in it, and nothing is under way;
+//! at its last step a run samples that far ahead for the same reason. What follows is then the same, bit for bit, as in a run
+//! that did not end. Without it, the state is taken as soon as the step is trained; groups that are under way are sampled
+//! again, with the same ids, tasks and seeds, and nothing is trained twice.
 //!
 //! # Evaluation
 //! An environment is evaluated before training (unless `skip_first_step`), after every step that its interval divides,
-//! and after the last step whatever its interval. A resumed run evaluates the step it resumes from if that is due.
+//! and after the last step whatever its interval. A resumed run evaluates the step it resumes from if that is due and not done.
 
 mod batcher;
 mod clock;
@@ -35,6 +37,7 @@ mod scoring;
 mod seed;
 mod settings;
 mod shell;
+mod state;
 mod tasks;
 
 pub use error::Error;
@@ -45,6 +48,7 @@ pub use ports::{
 };
 pub use progress::{EnvShare, Outcome, Progress, StepReport};
 pub use seed::{derive, fnv1a};
-pub use settings::{EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
+pub use settings::{Due, EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
 pub use shell::{check, run};
+pub use state::State;
 pub use tasks::task_seed;

@@ -7,11 +7,12 @@ use crate::eval::{self, EvalRun};
 use crate::rollout::Plan;
 use crate::scoring::{Judged, Verdict};
 use crate::tasks::TaskSource;
-use crate::{Error, Finished, Observer, Progress, Purpose, Settings, StepReport, TrainReport};
+use crate::{Error, Finished, Observer, Progress, Purpose, Settings, State, StepReport, TrainReport};
 use prl_types::{Batch, GroupId, PolicyVersion, Step, Task};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+mod checkpoint;
 mod groups;
 
 pub(crate) use groups::GroupKey;
@@ -51,7 +52,8 @@ pub(crate) enum Action {
     ScoreEval { key: GroupKey, env: usize, members: Arc<Vec<Finished>> },
     Score { group: u64, env: usize, step: Step, members: Arc<Vec<Finished>> },
     SetPolicy(PolicyVersion),
-    Train { batch: Batch, progress: Progress },
+    Train(Arc<Batch>),
+    Keep(Box<State>),
 }
 
 struct Scoring {
@@ -60,7 +62,7 @@ struct Scoring {
     members: Arc<Vec<Finished>>,
 }
 
-/// A cut batch on its way through the trainer.
+/// A cut batch on its way through the trainer, until it is reported.
 struct Shipped {
     cut: Cut,
     progress: Progress,
@@ -75,7 +77,9 @@ pub(crate) struct Machine {
     max_inflight: usize,
     eval_counts: Vec<u64>,
     start: Step,
+    /// The last step that is trained, and the last that is sampled.
     last: Step,
+    sampled: Step,
     groups: BTreeMap<GroupKey, Group>,
     ready: BTreeSet<(GroupKey, u32)>,
     inflight: usize,
@@ -91,7 +95,7 @@ pub(crate) struct Machine {
     closed_at: f64,
     opened_at: f64,
     // Training.
-    queue: VecDeque<(Batch, Progress)>,
+    queue: VecDeque<Step>,
     training: Option<Step>,
     trained: Step,
     shipped: BTreeMap<Step, Shipped>,
@@ -101,6 +105,10 @@ pub(crate) struct Machine {
     /// Of the algorithms, by environment.
     states: BTreeMap<String, String>,
     saved: Progress,
+    // Checkpoints.
+    due: VecDeque<(Step, Progress)>,
+    taken: VecDeque<State>,
+    ending: bool,
     // Evaluation.
     evals: VecDeque<EvalRun>,
     /// Which training environments are sampled from a model outside the run.
@@ -125,15 +133,21 @@ impl Machine {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let start = settings.start_step();
-        let source = TaskSource::new(settings.seed, &settings.train, sizes, settings.resume.as_ref());
-        let totals = settings
-            .resume
-            .clone()
-            .unwrap_or_else(|| Progress { tasks_taken: source.taken_before(0), ..Progress::default() });
+        let state = settings.resume.clone();
+        let resume = state.as_ref().map(|state| (&state.totals, state.open.as_slice()));
+        let source = TaskSource::new(settings.seed, &settings.train, sizes, resume);
+        let State { progress, mut totals, cuts, after, kept, proven, .. } = state.unwrap_or_default();
+        totals.tasks_taken = source.taken();
+        let last = settings.max_steps.unwrap_or(u64::MAX);
+        let step = start + cuts.len() as Step + 1;
+        let cuts = (start + 1..).zip(cuts.into_iter().zip(after));
+        let shipped: BTreeMap<Step, Shipped> =
+            cuts.map(|(step, (cut, progress))| (step, Shipped { cut, progress, trained: None })).collect();
         Machine {
-            batcher: Batcher::new(&settings),
+            batcher: Batcher::new(&settings, kept),
             max_inflight: settings.max_inflight(),
-            last: settings.max_steps.unwrap_or(u64::MAX),
+            last,
+            sampled: checkpoint::sampled(&settings, start, last),
             source,
             observer,
             eval_counts,
@@ -142,8 +156,8 @@ impl Machine {
             ready: BTreeSet::new(),
             inflight: 0,
             outstanding: 0,
-            proven: BTreeSet::new(),
-            step: start + 1,
+            proven: checkpoint::proven(&settings, &proven),
+            step,
             open: false,
             missing: 0,
             arrived: VecDeque::new(),
@@ -151,15 +165,18 @@ impl Machine {
             visible: start,
             closed_at: 0.0,
             opened_at: 0.0,
-            queue: VecDeque::new(),
+            queue: shipped.keys().copied().collect(),
             training: None,
             trained: start,
-            shipped: BTreeMap::new(),
+            shipped,
             reported: start,
             reported_at: 0.0,
-            saved: totals.clone(),
+            saved: progress,
             states: totals.algorithms.clone(),
             totals,
+            due: VecDeque::new(),
+            taken: VecDeque::new(),
+            ending: false,
             evals: VecDeque::new(),
             eval_grouped,
             frozen,
@@ -197,8 +214,9 @@ impl Machine {
 
     /// Whether the run is complete.
     pub(crate) fn is_done(&self) -> bool {
-        self.step > self.last
+        self.step > self.sampled
             && self.reported >= self.last.max(self.start)
+            && !self.owes_checkpoint()
             && self.evals.is_empty()
             && self.next_tail_eval().is_none()
             && self.scoring.is_none()
@@ -220,11 +238,18 @@ impl Machine {
         self.stopped = true;
     }
 
+    /// Trains nothing from now on but what is under way; the rest goes on until the checkpoints are complete that are owed.
+    pub(crate) fn wind_down(&mut self) {
+        self.ending = true;
+    }
+
     fn pump(&mut self, out: &mut Vec<Action>) -> Result<(), Error> {
         while !self.stopped {
             let mut moved = self.report();
             moved |= self.finish_eval();
+            self.take_free();
             moved |= self.advance(out);
+            self.keep(out);
             self.open_groups(out);
             self.dispatch(out);
             self.score_evals(out);
@@ -248,7 +273,10 @@ impl Machine {
         if self.open {
             return false;
         }
-        if self.step > self.last {
+        if self.step > self.sampled {
+            if self.settings.deterministic && self.trained >= self.last && self.evals.is_empty() {
+                self.take(self.last);
+            }
             return match self.next_tail_eval() {
                 Some(step) if self.trained >= step && self.evals.is_empty() => {
                     self.make_visible(step, out);
@@ -263,6 +291,7 @@ impl Machine {
             if !self.settings.deterministic || self.trained < wanted || !self.evals.is_empty() {
                 return false;
             }
+            self.take(wanted);
             self.make_visible(wanted, out);
         }
         self.open = true;
@@ -275,7 +304,7 @@ impl Machine {
 
     /// Versions that no batch was sampled with may still have to be evaluated at the end.
     fn next_tail_eval(&self) -> Option<Step> {
-        if !self.settings.deterministic || self.step <= self.last {
+        if !self.settings.deterministic || self.step <= self.sampled {
             return None;
         }
         (self.visible + 1..=self.last).find(|step| !self.due(*step).is_empty())
@@ -289,8 +318,13 @@ impl Machine {
     }
 
     fn queue_evals(&mut self, step: Step) {
-        let envs = self.due(step);
+        let mut envs = self.due(step);
+        if step == self.start {
+            envs.retain(|env| !self.settings.evaluated.contains(&self.settings.eval[*env].name));
+            self.evaluated = Some(step);
+        }
         if !envs.is_empty() {
+            self.evaluated = self.evaluated.filter(|done| *done < step);
             let counts: Vec<u64> = envs.iter().map(|env| self.eval_counts[*env]).collect();
             self.evals.push_back(EvalRun::new(step, envs, &counts));
         }
@@ -363,11 +397,10 @@ impl Machine {
         self.open = false;
         let wait_for_policy = self.opened_at - self.closed_at;
         self.closed_at = self.now;
-        let next_group = self.first_train_group().unwrap_or_else(|| self.source.next_group());
         self.totals = Progress {
             step: self.step,
-            next_group,
-            tasks_taken: self.source.taken_before(next_group),
+            next_group: self.source.next_group(),
+            tasks_taken: self.source.taken(),
             total_tokens: self.totals.total_tokens + cut.tokens,
             total_rollouts: self.totals.total_rollouts + cut.rollouts,
             total_tasks: self.totals.total_tasks + cut.tasks,
@@ -382,22 +415,24 @@ impl Machine {
         ] {
             cut.metrics.insert(name.to_owned(), value);
         }
-        let batch = std::mem::replace(&mut cut.batch, Batch { step: self.step, items: Vec::new() });
-        self.queue.push_back((batch, self.totals.clone()));
+        self.queue.push_back(self.step);
         self.shipped.insert(self.step, Shipped { cut, progress: self.totals.clone(), trained: None });
         self.step += 1;
-        if self.step > self.last {
+        if self.step > self.sampled {
             self.cancel_train(out, |_| true);
         }
         Ok(true)
     }
 
     fn train(&mut self, out: &mut Vec<Action>) {
-        if self.training.is_none()
-            && let Some((batch, progress)) = self.queue.pop_front()
+        if self.training.is_some() || self.ending {
+            return;
+        }
+        if let Some(step) = self.queue.pop_front_if(|step| *step <= self.last)
+            && let Some(shipped) = self.shipped.get(&step)
         {
-            self.training = Some(batch.step);
-            out.push(Action::Train { batch, progress });
+            self.training = Some(step);
+            out.push(Action::Train(shipped.cut.batch.clone()));
         }
     }
 
@@ -414,6 +449,9 @@ impl Machine {
             self.saved = shipped.progress.clone();
             shipped.trained = Some(report);
         }
+        if self.is_saved(step) {
+            self.due.push_back((step, self.saved.clone()));
+        }
         if !self.settings.deterministic && !self.stopped {
             self.make_visible(step, out);
         }
@@ -423,7 +461,9 @@ impl Machine {
     /// Reports the next step if it is trained and the evaluation of the step before is out.
     fn report(&mut self) -> bool {
         let waits = !self.due(self.reported).is_empty() && self.evaluated.is_none_or(|step| step < self.reported);
-        if waits { false } else { self.report_now() }
+        // A state holds the batches that come after its step.
+        let held = self.due.front().is_some_and(|(due, _)| *due <= self.reported);
+        if waits || held { false } else { self.report_now() }
     }
 
     fn report_now(&mut self) -> bool {

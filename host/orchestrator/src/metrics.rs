@@ -8,10 +8,12 @@
 use crate::EnvShare;
 use crate::rollout::{CONTEXT, MAX_COMPLETION_TOKENS};
 use prl_types::{ErrorKind, GroupId, Rollout, Streams, Summary, Timing};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What metrics need of a rollout.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Facts {
     pub env: String,
     pub group: GroupId,

@@ -1,7 +1,7 @@
 //! What the orchestrator needs from the rest of the product, as traits. Implementations live with whoever assembles a
 //! run; nothing here names a crate, a file or a device.
 
-use crate::{Progress, StepReport};
+use crate::{State, StepReport};
 use futures::future::BoxFuture;
 use prl_types::{
     Batch, EnvTurn, Eval, FinishReason, Message, Metric, PolicyVersion, RoleSpan, Rollout, RolloutId, Sampled, Score,
@@ -282,11 +282,15 @@ pub struct TrainReport {
 
 /// The trainer. Steps are called one after another; step n yields policy version n.
 pub trait Trainer: Send + Sync {
-    /// Trains on one batch. `progress` is what a checkpoint of this step must hold to continue after it.
+    /// Trains on one batch. A step of which a checkpoint is due leaves behind what that needs of the trainer.
     ///
     /// # Errors
     /// Ends the run.
-    fn train(&self, batch: Batch, progress: Progress) -> BoxFuture<'_, Result<TrainReport, String>>;
+    fn train(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<TrainReport, String>>;
+
+    /// Completes the checkpoint of a step that was trained, some steps later as it may be; must return quickly. `state` is
+    /// the orchestrator's part. Called in the order of steps, with [`Settings::checkpoints`](crate::Settings::checkpoints).
+    fn keep(&self, state: State);
 }
 
 /// Records what happens. Called from one task, in a deterministic order per kind; must return quickly.
@@ -295,6 +299,8 @@ pub trait Observer: Send + Sync {
     fn rollout(&self, purpose: Purpose, step: Step, rollout: &Rollout);
     /// The rollouts of a batch that train, in order.
     fn batch(&self, step: Step, effective: &[&Rollout]);
+    /// The state after `step` has been taken now: what was recorded so far belongs to it, what comes does not.
+    fn mark(&self, _step: Step) {}
     /// A step is trained. Steps come in order, a step's evaluation between it and the next.
     fn step(&self, report: &StepReport);
     /// An environment's evaluation is complete.

@@ -4,13 +4,14 @@ use prl_types::Step;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The orchestrator's state after a step, enough to go on from it; see the crate's documentation.
+/// How far a run has come after a step. A run that goes on from this alone samples anew what a [`State`](crate::State) holds
+/// beside it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
     /// The last step whose batch is included.
     pub step: Step,
-    /// Id of the first group that no batch up to `step` has used.
+    /// Id of the first group that had not been opened.
     pub next_group: u64,
     /// Tasks that each training environment had given before `next_group`, by name.
     pub tasks_taken: BTreeMap<String, u64>,
@@ -21,14 +22,14 @@ pub struct Progress {
     /// Tasks of these rollouts.
     pub total_tasks: u64,
     /// States of the algorithms that have one, by training environment: what [`Algorithm::state`](crate::Algorithm::state)
-    /// gave after the last group that was scored. Outside deterministic mode that may be a later group than the first which
-    /// a resumed run samples again.
+    /// gave after the last group that was scored.
     #[serde(default)]
     pub algorithms: BTreeMap<String, String>,
 }
 
 /// One environment's part of a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EnvShare {
     /// The environment.
     pub env: String,

@@ -1,6 +1,7 @@
 //! The orchestrator's options and their checks. Plain values; where they come from is not its business.
 
-use crate::{Error, Progress};
+use crate::{Error, State};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How tokens are drawn.
@@ -137,6 +138,10 @@ pub struct Settings {
     pub max_error_rate: f64,
     /// How long a stop waits for the training step that is under way.
     pub stop_grace: Duration,
+    /// Which steps' checkpoints hold a [`State`]; `None` is none.
+    pub checkpoints: Option<Due>,
+    /// How long a stop waits for what a checkpoint that is due still lacks.
+    pub checkpoint_grace: Duration,
     /// Training environments, at least one.
     pub train: Vec<TrainEnv>,
     /// Evaluation environments.
@@ -144,7 +149,16 @@ pub struct Settings {
     /// Leaves out the evaluation before training.
     pub skip_first_eval: bool,
     /// Where to go on.
-    pub resume: Option<Progress>,
+    pub resume: Option<State>,
+    /// Evaluation environments that had been evaluated with the version that is gone on from.
+    pub evaluated: BTreeSet<String>,
+}
+
+/// Which steps are saved: the last, and those that `interval` divides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Steps between two.
+    pub interval: Option<u64>,
 }
 
 impl Default for Settings {
@@ -176,10 +190,13 @@ impl Default for Settings {
             max_empty_batches: 10,
             max_error_rate: 0.9,
             stop_grace: Duration::from_millis(500),
+            checkpoints: None,
+            checkpoint_grace: Duration::from_secs(30),
             train: Vec::new(),
             eval: Vec::new(),
             skip_first_eval: false,
             resume: None,
+            evaluated: BTreeSet::new(),
         }
     }
 }
@@ -194,7 +211,7 @@ impl Settings {
     }
 
     pub(crate) fn start_step(&self) -> u64 {
-        self.resume.as_ref().map_or(0, |p| p.step)
+        self.resume.as_ref().map_or(0, |state| state.progress.step)
     }
 
     pub(crate) fn validate(&self) -> Result<(), Error> {

@@ -61,6 +61,8 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         rollouts: HashMap::new(),
         clock: Clock::start(),
         stop_grace: settings.stop_grace,
+        checkpoint_grace: settings.checkpoint_grace,
+        winding_down: false,
         machine: Machine::new(settings, &sizes, counts, (grouped, frozen), deps.observer.clone()),
         deps,
     };
@@ -137,15 +139,16 @@ struct Shell {
     rollouts: HashMap<(GroupKey, u32), AbortHandle>,
     clock: Clock,
     stop_grace: Duration,
+    checkpoint_grace: Duration,
+    winding_down: bool,
 }
 
 impl Shell {
     async fn run(mut self) -> Result<Outcome, Error> {
         let result = self.work().await;
-        self.machine.stop();
-        self.rollouts.drain().for_each(|(_, task)| task.abort());
         let stopped = matches!(result, Ok(true));
-        let late = if stopped { self.last_training_step().await } else { Ok(()) };
+        let late = if stopped { self.wind_down().await } else { Ok(()) };
+        self.halt();
         self.tasks.abort_all();
         self.machine.drain(self.clock.seconds());
         result.and(late)?;
@@ -192,24 +195,48 @@ impl Shell {
         self.carry_out(actions).await
     }
 
-    /// After a stop: lets the training step that is under way come to its end, within the grace.
-    async fn last_training_step(&mut self) -> Result<(), Error> {
-        let Some(step) = self.machine.training() else { return Ok(()) };
-        let wait = async {
-            while let Some(event) = self.tasks.join_next().await {
-                if let Ok(Event::Trained { step, result }) = event {
-                    return Some(Event::Trained { step, result });
+    /// After a stop: lets the training step that is under way come to its end, and goes on until the checkpoints are complete
+    /// that are owed, each within its grace.
+    async fn wind_down(&mut self) -> Result<(), Error> {
+        self.machine.wind_down();
+        self.winding_down = true;
+        if !self.machine.owes_checkpoint() {
+            self.halt();
+        }
+        let stopped_at = self.clock.seconds();
+        loop {
+            let owes = self.machine.owes_checkpoint();
+            let grace = match self.machine.training() {
+                Some(_) => self.stop_grace,
+                None if owes => self.checkpoint_grace,
+                None => return Ok(()),
+            };
+            let left = stopped_at + grace.as_secs_f64() - self.clock.seconds();
+            let event = tokio::time::timeout(Duration::from_secs_f64(left.max(0.0)), self.tasks.join_next()).await;
+            match (event, self.machine.training()) {
+                (Ok(Some(event)), _) if owes || matches!(event, Ok(Event::Trained { .. })) => self.take(event).await?,
+                // What was aborted.
+                (Ok(Some(_)), _) => {}
+                (_, Some(step)) => {
+                    tracing::warn!("Stopped during training step {step}, which is given up");
+                    return Ok(());
+                }
+                (_, None) => {
+                    tracing::warn!(
+                        "A checkpoint that is due is not written: the batches that it has to hold were not complete {} s \
+                         after the stop",
+                        self.checkpoint_grace.as_secs()
+                    );
+                    return Ok(());
                 }
             }
-            None
-        };
-        match tokio::time::timeout(self.stop_grace, wait).await {
-            Ok(Some(event)) => self.machine.handle(event, self.clock.seconds()).map(drop),
-            _ => {
-                tracing::warn!("Stopped during training step {step}, which is given up");
-                Ok(())
-            }
         }
+    }
+
+    /// Starts nothing any more, and aborts all rollouts.
+    fn halt(&mut self) {
+        self.machine.stop();
+        self.rollouts.drain().for_each(|(_, task)| task.abort());
     }
 
     async fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), Error> {
@@ -247,15 +274,15 @@ impl Shell {
                     let set = tokio::select! {
                         set = self.deps.policy.set_policy(version) => set,
                         // Nothing is sampled any more. A dropped sender never stops anything.
-                        Ok(_) = stop.wait_for(|stop| *stop) => return Ok(()),
+                        Ok(_) = stop.wait_for(|stop| *stop), if !self.winding_down => return Ok(()),
                     };
                     set.map_err(|message| Error::Policy { version: version.0, message })?;
                 }
-                Action::Train { batch, progress } => {
+                Action::Train(batch) => {
                     let (trainer, step): (_, Step) = (self.deps.trainer.clone(), batch.step);
-                    self.tasks
-                        .spawn(async move { Event::Trained { step, result: trainer.train(batch, progress).await } });
+                    self.tasks.spawn(async move { Event::Trained { step, result: trainer.train(batch).await } });
                 }
+                Action::Keep(state) => self.deps.trainer.keep(*state),
             }
         }
         Ok(())

@@ -1,10 +1,12 @@
 //! Which task a group gets. A group's environment is a function of the run's seed and the group's id, its index a
-//! function of how many groups that environment had before: two numbers per environment are the whole state.
+//! function of how many groups that environment had before: two numbers per environment are the whole state, beside the
+//! groups that a run which ended had opened and not used.
 
 use crate::seed::{derive, permutation, stream, unit};
+use crate::state::Open;
 use crate::{Progress, TrainEnv};
 use prl_types::GroupId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A task to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,15 @@ pub fn task_seed(run_seed: u64, purpose: &str, env: &str, index: u64) -> u64 {
     derive(run_seed, purpose, crate::seed::fnv1a(env), index)
 }
 
+impl Pick {
+    /// Of a group that had been open; nothing where its environment is gone.
+    fn again(seed: u64, envs: &[TrainEnv], open: &Open) -> Option<Self> {
+        let env = envs.iter().position(|env| env.name == open.env)?;
+        let seed = task_seed(seed, "task", &open.env, open.index);
+        Some(Pick { group: GroupId(open.group), env, index: open.index, seed })
+    }
+}
+
 struct Cursor {
     name: String,
     ratio: f64,
@@ -35,11 +46,20 @@ pub(crate) struct TaskSource {
     next: u64,
     envs: Vec<Cursor>,
     total_ratio: f64,
+    /// Groups that come before all new ones.
+    again: VecDeque<Pick>,
 }
 
 impl TaskSource {
-    /// `sizes[i]` is the number of tasks of environment i, `None` for unbounded; none may be 0.
-    pub(crate) fn new(seed: u64, envs: &[TrainEnv], sizes: &[Option<u64>], resume: Option<&Progress>) -> Self {
+    /// `sizes[i]` is the number of tasks of environment i, `None` for unbounded; none may be 0. `resume` says how far an
+    /// earlier run was, and which groups it had open.
+    pub(crate) fn new(
+        seed: u64,
+        envs: &[TrainEnv],
+        sizes: &[Option<u64>],
+        resume: Option<(&Progress, &[Open])>,
+    ) -> Self {
+        let (resume, open) = resume.unzip();
         let cursor = |(env, size): (&TrainEnv, &Option<u64>)| Cursor {
             name: env.name.clone(),
             ratio: env.ratio,
@@ -53,6 +73,7 @@ impl TaskSource {
             next: resume.map_or(0, |p| p.next_group),
             envs: envs.iter().zip(sizes).map(cursor).collect(),
             total_ratio: envs.iter().map(|e| e.ratio).sum(),
+            again: open.into_iter().flatten().filter_map(|open| Pick::again(seed, envs, open)).collect(),
         }
     }
 
@@ -69,6 +90,9 @@ impl TaskSource {
 
     /// The next group's task.
     pub(crate) fn pick(&mut self) -> Pick {
+        if let Some(pick) = self.again.pop_front() {
+            return pick;
+        }
         let group = self.next;
         let env = self.env_of(group);
         self.next += 1;
@@ -91,18 +115,19 @@ impl TaskSource {
         Pick { group: GroupId(group), env, index, seed: task_seed(seed, "task", &cursor.name, index) }
     }
 
-    /// The next group's id.
+    /// Groups of an earlier run that are still to be picked.
+    pub(crate) fn again(&self) -> impl Iterator<Item = &Pick> {
+        self.again.iter()
+    }
+
+    /// The next new group's id.
     pub(crate) fn next_group(&self) -> u64 {
         self.next
     }
 
-    /// How many tasks each environment had given before group `at` was picked.
-    pub(crate) fn taken_before(&self, at: u64) -> BTreeMap<String, u64> {
-        let mut taken: Vec<u64> = self.envs.iter().map(|e| e.taken).collect();
-        for group in at..self.next {
-            taken[self.env_of(group)] -= 1;
-        }
-        self.envs.iter().map(|e| e.name.clone()).zip(taken).collect()
+    /// How many tasks each environment has given.
+    pub(crate) fn taken(&self) -> BTreeMap<String, u64> {
+        self.envs.iter().map(|e| (e.name.clone(), e.taken)).collect()
     }
 }
 
@@ -145,10 +170,15 @@ mod tests {
         let picks: Vec<Pick> = (0..4000).map(|_| source.pick()).collect();
         let share = picks.iter().filter(|p| p.env == 0).count() as f64 / 4000.0;
         assert!((share - 0.75).abs() < 0.03, "{share}");
-        for at in [0u64, 1, 17, 3999] {
-            let progress = Progress { next_group: at, tasks_taken: source.taken_before(at), ..Progress::default() };
-            let mut again = TaskSource::new(11, &envs, &sizes, Some(&progress));
+        for at in [0u64, 1, 17, 3900] {
+            let mut source = TaskSource::new(11, &envs, &sizes, None);
+            let before: Vec<Pick> = (0..at).map(|_| source.pick()).collect();
+            let progress = Progress { next_group: at, tasks_taken: source.taken(), ..Progress::default() };
+            let open = |p: &Pick| Open { group: p.group.0, env: envs[p.env].name.clone(), index: p.index };
+            let open: Vec<Open> = before.iter().rev().take(2).map(open).collect();
+            let mut again = TaskSource::new(11, &envs, &sizes, Some((&progress, &open)));
             assert_eq!(again.next_group(), at);
+            assert!(before.iter().rev().take(2).all(|p| *p == again.pick()), "the open ones come first");
             assert!(picks[at as usize..].iter().take(50).all(|p| *p == again.pick()));
         }
     }

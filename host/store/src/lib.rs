@@ -5,12 +5,14 @@
 
 mod error;
 mod files;
+mod records;
 mod rollouts;
 mod run_dir;
 mod steps;
 
 pub use error::StoreError;
 pub use files::write_atomic;
+pub use records::Marks;
 pub use rollouts::{RolloutLog, Split, Subset, read_lines};
 pub use run_dir::{Create, RunDir};
 pub use steps::{Checkpoints, Keep, Manifest, ManifestFile, StepWriter};

@@ -4,6 +4,7 @@
 use crate::StoreError;
 use crate::error::At;
 use crate::files;
+use crate::records::Marks;
 use prl_types::Step;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -76,6 +77,20 @@ impl RolloutLog {
     /// The log of the run directory `root`, to look up files in; nothing is created by it.
     pub fn of(root: &Path) -> Self {
         RolloutLog::new(root.join(crate::run_dir::ROLLOUTS))
+    }
+
+    /// How long the files of steps after `step` are by now, with all that was appended.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn marks(&mut self, step: Step) -> Result<Marks, StoreError> {
+        self.flush()?;
+        Marks::take(self, step)
+    }
+
+    /// A file's name within the log.
+    pub(crate) fn relative(&self, path: &Path) -> String {
+        path.strip_prefix(&self.dir).unwrap_or(path).to_string_lossy().into_owned()
     }
 
     /// The steps there are files of, in order.

@@ -2,10 +2,11 @@
 //! write again. Owns the names; knows no content but the `step` field of `metrics.jsonl`.
 
 use crate::error::At;
-use crate::files;
-use crate::steps::{Checkpoints, step_of};
-use crate::{RolloutLog, StoreError};
+use crate::records::{self, Marks};
+use crate::steps::Checkpoints;
+use crate::{RolloutLog, StoreError, files};
 use prl_types::Step;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -34,6 +35,8 @@ pub struct Create {
     pub never_clean: bool,
     /// Continue the run that is there.
     pub resuming: bool,
+    /// Start anew where there is no checkpoint to continue from.
+    pub allow_fresh: bool,
     /// Where checkpoints and weights go instead of the run directory (`ckpt.output_dir`).
     pub ckpt_dir: Option<PathBuf>,
 }
@@ -67,7 +70,10 @@ impl RunDir {
         let (root, ckpt_root) = roots(output_dir, how)?;
         check_vacant(&root, &ckpt_root, how)?;
         match resume_step {
-            Some(step) => Checkpoints::with_manifest(ckpt_root.join(CHECKPOINTS)).check(step),
+            Some(step) => match Checkpoints::with_manifest(ckpt_root.join(CHECKPOINTS)).check(step) {
+                Err(StoreError::NoCheckpoint { .. }) if how.allow_fresh => Ok(()),
+                checked => checked,
+            },
             None => Ok(()),
         }
     }
@@ -154,42 +160,87 @@ impl RunDir {
         RolloutLog::new(self.root.join(ROLLOUTS))
     }
 
-    /// Prepares the directory for a run that continues after `step`: everything of later steps goes to `orphaned/`,
-    /// nothing but `broadcasts/` is deleted, and `metrics.jsonl` ends with that step.
+    /// The evaluation environments whose evaluation with the version of `step` is on record.
+    pub fn evaluated(&self, step: Step) -> BTreeSet<String> {
+        records::evaluated(&self.metrics(), step)
+    }
+
+    /// Prepares the directory for a run that continues after `step`: everything of later steps goes to `orphaned/` but what
+    /// `marks` say to belong to the checkpoint, nothing but `broadcasts/` is deleted, and `metrics.jsonl` ends with that
+    /// step. Of its evaluation stays what is complete.
     ///
     /// # Errors
     /// What the system refuses.
-    pub fn set_aside_after(&self, step: Step) -> Result<(), StoreError> {
+    pub fn set_aside_after(&self, step: Step, marks: &Marks) -> Result<(), StoreError> {
+        self.take_back(marks)?;
+        self.set_aside(|n| n > step, marks)?;
+        let aside = || vacant(&self.root.join(ORPHANED).join(ROLLOUTS), &format!("eval_of_step_{step}"));
+        records::keep_evaluated(&self.rollouts(), step, &self.evaluated(step), aside)?;
+        self.cut_metrics(Some(step))
+    }
+
+    /// Prepares the directory for a run that starts anew where another was, without a checkpoint that it could go on from:
+    /// everything of that goes to `orphaned/`.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub fn set_aside_all(&self) -> Result<(), StoreError> {
+        self.set_aside(|_| true, &Marks::default())?;
+        self.cut_metrics(None)
+    }
+
+    fn set_aside(&self, goes: impl Fn(Step) -> bool, marks: &Marks) -> Result<(), StoreError> {
         // What was on its way has arrived or is sent again.
         files::remove(&self.root.join(BROADCASTS))?;
         for (root, name) in [(&self.ckpt_root, CHECKPOINTS), (&self.ckpt_root, WEIGHTS), (&self.root, ROLLOUTS)] {
             let dir = root.join(name);
-            let Ok(entries) = fs::read_dir(&dir) else { continue };
-            for entry in entries {
-                let entry = entry.at("list", &dir)?;
-                let Some(n) = step_of(&entry.file_name()) else { continue };
-                if n > step {
-                    let target = vacant(&root.join(ORPHANED).join(name), &format!("step_{n}"))?;
-                    files::rename(&entry.path(), &target)?;
+            for (n, path) in records::steps_in(&dir)?.into_iter().filter(|(n, _)| goes(*n)) {
+                let stays = name == ROLLOUTS && marks.steps().contains(&n);
+                // Complete before the old one goes, and found again should this be cut off.
+                let copy = dir.join(format!("step_{n}.kept"));
+                if stays {
+                    files::remove(&copy)?;
+                    let partial = dir.join(format!("step_{n}.tmp"));
+                    files::remove(&partial)?;
+                    marks.copy(n, &path, &partial)?;
+                    files::rename(&partial, &copy)?;
+                }
+                files::rename(&path, &vacant(&root.join(ORPHANED).join(name), &format!("step_{n}"))?)?;
+                if stays {
+                    files::rename(&copy, &path)?;
                 }
             }
         }
-        self.cut_metrics(step)
+        Ok(())
     }
 
-    fn cut_metrics(&self, step: Step) -> Result<(), StoreError> {
+    /// Names that an earlier preparation, which was cut off, had not yet given.
+    fn take_back(&self, marks: &Marks) -> Result<(), StoreError> {
+        for n in marks.steps() {
+            let path = self.root.join(ROLLOUTS).join(format!("step_{n}"));
+            let copy = path.with_extension("kept");
+            if copy.is_dir() && !path.exists() {
+                files::rename(&copy, &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cut_metrics(&self, last: Option<Step>) -> Result<(), StoreError> {
         let path = self.metrics();
         let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
         let keeps = |line: &&str| {
             let parsed = serde_json::from_str::<serde_json::Value>(line);
-            parsed.is_ok_and(|v| v.get("step").and_then(serde_json::Value::as_u64).is_some_and(|s| s <= step))
+            let step = parsed.ok().and_then(|v| v.get("step").and_then(serde_json::Value::as_u64));
+            step.zip(last).is_some_and(|(step, last)| step <= last)
         };
         let (kept, cut): (Vec<&str>, Vec<&str>) = text.lines().partition(keeps);
         if cut.is_empty() {
             return Ok(());
         }
         let lines = |list: Vec<&str>| list.iter().map(|line| format!("{line}\n")).collect::<String>();
-        let aside = vacant(&self.root.join(ORPHANED), &format!("metrics_after_step_{step}.jsonl"))?;
+        let name = last.map_or("metrics.jsonl".to_owned(), |step| format!("metrics_after_step_{step}.jsonl"));
+        let aside = vacant(&self.root.join(ORPHANED), &name)?;
         files::write_synced(&aside, lines(cut).as_bytes())?;
         files::write_atomic(&path, lines(kept).as_bytes())
     }

@@ -13,8 +13,12 @@ use std::path::{Path, PathBuf};
 const MANIFEST: &str = "manifest.json";
 const MARKER: &str = "STABLE";
 
+/// Format of the manifest.
+const VERSION: u32 = 1;
+
 /// The list of files of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Format of this file.
     pub version: u32,
@@ -26,6 +30,7 @@ pub struct Manifest {
 
 /// One file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ManifestFile {
     /// Path within the checkpoint, with `/`.
     pub path: String,
@@ -119,6 +124,9 @@ impl Checkpoints {
         let text = fs::read_to_string(path.join(MANIFEST))
             .map_err(|e| bad(format!("{MANIFEST} cannot be read ({e}): it was not finished")))?;
         let manifest: Manifest = serde_json::from_str(&text).map_err(|e| bad(format!("{MANIFEST} is damaged: {e}")))?;
+        if manifest.version != VERSION {
+            return Err(bad(format!("{MANIFEST} is of format {}, this program reads {VERSION}", manifest.version)));
+        }
         if manifest.step != step {
             return Err(bad(format!("{MANIFEST} is of step {}", manifest.step)));
         }
@@ -262,7 +270,7 @@ impl StepWriter {
                 let path = file.components().map(|c| c.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/");
                 list.push(ManifestFile { path, size, sha256 });
             }
-            let manifest = Manifest { version: 1, step: self.step, files: list };
+            let manifest = Manifest { version: VERSION, step: self.step, files: list };
             let path = self.aside.join(MANIFEST);
             let mut text = serde_json::to_string_pretty(&manifest)
                 .map_err(|e| StoreError::Json { path: path.clone(), reason: e.to_string() })?;

@@ -1,12 +1,12 @@
 //! Behaviour of the run directory.
 
-use prl_store::{Create, Keep, RolloutLog, RunDir, Split, StoreError, Subset, read_lines, write_atomic};
+use prl_store::{Create, Keep, Marks, RolloutLog, RunDir, Split, StoreError, Subset, read_lines, write_atomic};
 use std::fs;
 use std::path::Path;
 
-const FRESH: Create = Create { clean: false, never_clean: false, resuming: false, ckpt_dir: None };
-const CLEAN: Create = Create { clean: true, never_clean: false, resuming: false, ckpt_dir: None };
-const RESUME: Create = Create { clean: false, never_clean: false, resuming: true, ckpt_dir: None };
+const FRESH: Create = Create { clean: false, never_clean: false, resuming: false, allow_fresh: false, ckpt_dir: None };
+const CLEAN: Create = Create { clean: true, never_clean: false, resuming: false, allow_fresh: false, ckpt_dir: None };
+const RESUME: Create = Create { clean: false, never_clean: false, resuming: true, allow_fresh: false, ckpt_dir: None };
 
 fn names(dir: &Path) -> Vec<String> {
     let mut out: Vec<String> =
@@ -203,7 +203,7 @@ fn a_resumed_run_sets_later_steps_aside() {
 
     let run = RunDir::create(dir.path(), &RESUME).unwrap();
     let (step, _) = run.checkpoints().resolve(4).unwrap();
-    run.set_aside_after(step).unwrap();
+    run.set_aside_after(step, &Marks::default()).unwrap();
     assert_eq!(run.checkpoints().steps().unwrap(), [1, 2, 3, 4]);
     assert_eq!(run.weights().steps().unwrap(), [1, 2, 3, 4]);
     assert_eq!(fs::read_to_string(run.metrics()).unwrap(), "{\"step\":3}\n{\"step\":4}\n");
@@ -217,8 +217,50 @@ fn a_resumed_run_sets_later_steps_aside() {
     run.checkpoints().prune(keep).unwrap();
     assert_eq!(run.checkpoints().steps().unwrap(), [4, 5]);
     // Twice is fine: names in `orphaned` do not collide.
-    run.set_aside_after(4).unwrap();
+    run.set_aside_after(4, &Marks::default()).unwrap();
     assert_eq!(names(&orphaned.join("checkpoints")), ["step_5", "step_5.1", "step_6"]);
+}
+
+#[test]
+fn records_that_belong_to_a_checkpoint_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = RunDir::create(dir.path(), &FRESH).unwrap();
+    let mut log = run.rollouts();
+    let line = |env: &str, n: u32| serde_json::json!({"task": {"env": env}, "n": n});
+    log.append(4, Split::Train, Subset::All, &line("a", 0)).unwrap();
+    log.append(4, Split::Eval, Subset::All, &line("a", 1)).unwrap();
+    log.append(5, Split::Train, Subset::All, &line("a", 2)).unwrap();
+    let marks = log.marks(4).unwrap();
+    // After the checkpoint of step 4: more for step 5, a part of an evaluation, and step 6.
+    log.append(5, Split::Train, Subset::All, &line("a", 3)).unwrap();
+    log.append(5, Split::Train, Subset::Effective, &line("a", 3)).unwrap();
+    log.append(4, Split::Eval, Subset::All, &line("b", 4)).unwrap();
+    log.append(6, Split::Train, Subset::All, &line("a", 5)).unwrap();
+    log.flush().unwrap();
+    fs::write(run.metrics(), "{\"step\":4,\"eval/a/policy_version\":4}\n{\"step\":5}\n").unwrap();
+    assert_eq!(run.evaluated(4).into_iter().collect::<Vec<_>>(), ["a"]);
+    assert!(run.evaluated(5).is_empty());
+
+    let marks: Marks = serde_json::from_str(&serde_json::to_string(&marks).unwrap()).unwrap();
+    let kept = |step, split, subset| {
+        let lines = read_lines::<serde_json::Value>(&run.rollouts().path(step, split, subset));
+        lines.map(|lines| lines.map(|l| l.unwrap()["n"].as_u64().unwrap()).collect::<Vec<_>>()).ok()
+    };
+    for _ in 0..2 {
+        run.set_aside_after(4, &marks).unwrap();
+        assert_eq!(kept(4, Split::Train, Subset::All), Some(vec![0]));
+        assert_eq!(kept(4, Split::Eval, Subset::All), Some(vec![1]), "an evaluation that is not complete goes");
+        assert_eq!(kept(5, Split::Train, Subset::All), Some(vec![2]), "what was sampled ahead stays");
+        assert_eq!((kept(5, Split::Train, Subset::Effective), kept(6, Split::Train, Subset::All)), (None, None));
+    }
+    assert!(names(&dir.path().join("orphaned/rollouts")).contains(&"step_6".to_owned()));
+    // Cut off between two names, and prepared again.
+    let rollouts = dir.path().join("rollouts");
+    fs::rename(rollouts.join("step_5"), rollouts.join("step_5.kept")).unwrap();
+    run.set_aside_after(4, &marks).unwrap();
+    assert_eq!(kept(5, Split::Train, Subset::All), Some(vec![2]));
+    run.set_aside_all().unwrap();
+    assert_eq!((kept(4, Split::Train, Subset::All), fs::read_to_string(run.metrics()).unwrap()), (None, String::new()));
 }
 
 #[test]

@@ -37,6 +37,12 @@ pub trait CustomLoss: Send {
 /// File of its state.
 const STATE: &str = "loss_state.bin";
 
+/// Writes `loss_state.bin` in `dir`.
+pub(crate) fn write_state(dir: &Path, state: &[u8]) -> Result<(), TrainerError> {
+    let path = dir.join(STATE);
+    std::fs::write(&path, state).map_err(|e| TrainerError::file("write", &path, e))
+}
+
 /// The custom loss of a trainer and what it said in the present step.
 pub(crate) struct Custom {
     loss: Box<dyn CustomLoss>,
@@ -58,18 +64,16 @@ impl Custom {
         self.loss.name()
     }
 
-    /// Writes `loss_state.bin` in `dir`, where there is a state.
-    pub fn save(&mut self, dir: &Path) -> Result<(), TrainerError> {
-        let state = self.loss.save_state().map_err(|reason| TrainerError::Loss { reason })?;
-        let path = dir.join(STATE);
-        state.map_or(Ok(()), |state| std::fs::write(&path, state).map_err(|e| TrainerError::file("write", &path, e)))
+    /// Its state, where there is one.
+    pub fn state(&mut self) -> Result<Option<Vec<u8>>, TrainerError> {
+        self.loss.save_state().map_err(|reason| TrainerError::Loss { reason })
     }
 
-    /// Reads it back.
+    /// Reads back what [`write_state`] wrote.
     pub fn load(&mut self, dir: &Path) -> Result<(), TrainerError> {
         let failed = |reason| TrainerError::Loss { reason };
         let path = dir.join(STATE);
-        if !path.exists() && self.loss.save_state().map_err(failed)?.is_none() {
+        if !path.exists() && self.state()?.is_none() {
             return Ok(());
         }
         let state = std::fs::read(&path).map_err(|e| TrainerError::file("read", &path, e))?;

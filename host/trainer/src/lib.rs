@@ -17,6 +17,7 @@ mod peak;
 mod progress;
 mod schedule;
 mod sft;
+mod state;
 mod trainer;
 
 pub use custom::CustomLoss;
@@ -30,4 +31,5 @@ pub use peak::peak_flops;
 pub use progress::Progress;
 pub use schedule::Schedule;
 pub use sft::{SftParts, SftTrainer};
+pub use state::TrainerState;
 pub use trainer::{StepOutcome, Trainer, TrainerParts, Update};

@@ -98,15 +98,13 @@ impl Optimizer {
         Ok(FusedStep { grad_norm, zero_grad_ratio, applied: true })
     }
 
-    /// Writes the moments to `optimizer.safetensors`, as `<parameter>.exp_avg` and `<parameter>.exp_avg_sq`.
-    pub fn save(&self, dir: &Path, learner: &mut Learner) -> Result<(), TrainerError> {
-        let path = dir.join(FILE);
+    /// What [`Optimizer::load`] takes back once it is written.
+    pub fn saved(&self, learner: &mut Learner) -> Result<SavedMoments, TrainerError> {
         let infos = prl_model::names::parameters(learner.config());
-        let moments = self.moments(learner.stepper())?;
-        write(&path, &infos, &moments).map_err(|e| TrainerError::file("write", &path, e))
+        Ok(SavedMoments { infos, moments: self.moments(learner.stepper())? })
     }
 
-    /// Reads what [`Optimizer::save`] wrote for a model of the same shape; replaces all moments, or none on an error.
+    /// Reads what [`SavedMoments::write`] wrote for a model of the same shape; replaces all moments, or none on an error.
     pub fn load(&mut self, dir: &Path, learner: &mut Learner) -> Result<(), TrainerError> {
         let path = dir.join(FILE);
         let infos = prl_model::names::parameters(learner.config());
@@ -143,7 +141,20 @@ impl Optimizer {
     }
 }
 
-/// The file of [`Optimizer::save`].
+/// The moments of all parameters at one time.
+pub(crate) struct SavedMoments {
+    infos: Vec<ParameterInfo>,
+    moments: Moments,
+}
+
+impl SavedMoments {
+    /// Writes `optimizer.safetensors`: `<parameter>.exp_avg` and `<parameter>.exp_avg_sq`.
+    pub fn write(&self, dir: &Path) -> Result<(), TrainerError> {
+        let path = dir.join(FILE);
+        write(&path, &self.infos, &self.moments).map_err(|e| TrainerError::file("write", &path, e))
+    }
+}
+
 fn write(path: &Path, infos: &[ParameterInfo], moments: &Moments) -> Result<(), String> {
     let mut tensors = Vec::new();
     for ((info, first), second) in infos.iter().zip(&moments.first).zip(&moments.second) {

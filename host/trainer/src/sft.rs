@@ -6,7 +6,7 @@ use crate::documents::{Document, Documents, InMemory, Packer, Row};
 use crate::metrics::{Cost, put, put_perf};
 use crate::optim::{self, Optimizer};
 use crate::trainer::Asked;
-use crate::{Progress, Schedule, StepMetrics, StepOutcome, TrainerError, Update, clock};
+use crate::{Progress, Schedule, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock};
 use prl_config::{Optim, Scheduler};
 use prl_model::{Learner, Packed};
 use std::path::Path;
@@ -173,16 +173,15 @@ impl SftTrainer {
         self.progress
     }
 
-    /// Writes optimiser, counters and the place in the data into the folder `dir`. The weights are not part of it.
+    /// What [`SftTrainer::load_state`] takes back once it is written. The weights are not part of it.
     ///
     /// # Errors
-    /// A file cannot be written.
-    pub fn save_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
-        self.optimizer.save(dir, &mut self.learner)?;
-        self.progress.save(dir)
+    /// The device does not give it.
+    pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
+        Ok(TrainerState { moments: self.optimizer.saved(&mut self.learner)?, progress: self.progress, loss: None })
     }
 
-    /// Reads what [`SftTrainer::save_state`] wrote, for a model that has the weights of that moment and the same
+    /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment and the same
     /// source. Training goes on as if it had not stopped, bit for bit where the device sums in a fixed order.
     ///
     /// # Errors

@@ -7,7 +7,8 @@ use crate::custom::{Custom, Pack, join};
 use crate::metrics::{Cost, put, put_perf, put_spread};
 use crate::optim::{self, Optimizer};
 use crate::{
-    Counts, CustomLoss, Progress, SampleLoss, Schedule, StepMetrics, Tokens, TrainerError, clock, pack, sample_loss,
+    Counts, CustomLoss, Progress, SampleLoss, Schedule, StepMetrics, Tokens, TrainerError, TrainerState, clock, pack,
+    sample_loss,
 };
 use prl_config::{Loss, Optim, Scheduler};
 use prl_model::{Learner, Packed};
@@ -207,17 +208,19 @@ impl Trainer {
         self.progress
     }
 
-    /// Writes optimiser and counters into the folder `dir`. The weights are not part of it.
+    /// What [`Trainer::load_state`] takes back once it is written. The weights are not part of it.
     ///
     /// # Errors
-    /// A file cannot be written.
-    pub fn save_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
-        self.optimizer.save(dir, &mut self.learner)?;
-        self.custom.as_mut().map_or(Ok(()), |custom| custom.save(dir))?;
-        self.progress.save(dir)
+    /// The device or the loss does not give it.
+    pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
+        Ok(TrainerState {
+            moments: self.optimizer.saved(&mut self.learner)?,
+            progress: self.progress,
+            loss: self.custom.as_mut().map_or(Ok(None), |custom| custom.state())?,
+        })
     }
 
-    /// Reads what [`Trainer::save_state`] wrote, for a model that has the weights of that moment. Training goes on as
+    /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment. Training goes on as
     /// if it had not stopped, bit for bit where the device sums in a fixed order.
     ///
     /// # Errors

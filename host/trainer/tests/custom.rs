@@ -268,7 +268,7 @@ fn a_checkpoint_holds_its_state() {
     let mut first = made();
     first.train_step(&batch(1, advantages)).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    first.save_state(dir.path()).unwrap();
+    first.state().unwrap().write(dir.path()).unwrap();
     let value = |outcome: StepOutcome| outcome.metrics["loss/mean"];
     let next = value(first.train_step(&batch(2, advantages)).unwrap());
     let mut second = made();

@@ -128,7 +128,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
         first.train_step(&batch(step)).unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
-    first.save_state(dir.path()).unwrap();
+    first.state().unwrap().write(dir.path()).unwrap();
     let mut second = Trainer::new(with_weights(first.learner().decoder().unwrap()), parts).unwrap();
     drop(first);
     second.load_state(dir.path()).unwrap();
@@ -143,7 +143,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
 #[test]
 fn state_before_the_first_update_is_state_too() {
     let dir = tempfile::tempdir().unwrap();
-    trainer(parts()).save_state(dir.path()).unwrap();
+    trainer(parts()).state().unwrap().write(dir.path()).unwrap();
     let mut loaded = trainer(parts());
     loaded.train_step(&batch(1)).unwrap();
     loaded.load_state(dir.path()).unwrap();
@@ -155,7 +155,7 @@ fn damaged_or_foreign_state_is_refused_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let mut saved = trainer(parts());
     saved.train_step(&batch(1)).unwrap();
-    saved.save_state(dir.path()).unwrap();
+    saved.state().unwrap().write(dir.path()).unwrap();
     let file = dir.path().join("optimizer.safetensors");
     let good = std::fs::read(&file).unwrap();
 
@@ -270,7 +270,7 @@ fn gradients_are_clipped_to_the_largest_norm() {
     let norm = trainer.train_step(&batch(1)).unwrap().metrics["optim/grad_norm"];
     assert!(norm > 1e-2, "the reported norm {norm} is the one before clipping");
     let dir = tempfile::tempdir().unwrap();
-    trainer.save_state(dir.path()).unwrap();
+    trainer.state().unwrap().write(dir.path()).unwrap();
     let bytes = std::fs::read(dir.path().join("optimizer.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let squares: f64 = file

@@ -98,7 +98,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
         first.train_step().unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
-    first.save_state(dir.path()).unwrap();
+    first.state().unwrap().write(dir.path()).unwrap();
     let weights = with_weights(first.learner().decoder().unwrap());
     let mut second = SftTrainer::new(weights, parts(), Box::new(source())).unwrap();
     second.load_state(dir.path()).unwrap();

@@ -1,10 +1,11 @@
 //! What the orchestrator hands to the trainer.
 
 use crate::{Sample, SampleError, Step, Streams};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One sample with its streams.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
 pub struct BatchItem {
     /// Environment name, for per-environment metrics.
     pub env: String,
@@ -12,6 +13,23 @@ pub struct BatchItem {
     pub sample: Sample,
     /// The algorithm's word on each token.
     pub streams: Streams,
+}
+
+/// An item as a checkpoint holds it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    env: String,
+    sample: Sample,
+    streams: Streams,
+}
+
+impl TryFrom<Written> for BatchItem {
+    type Error = SampleError;
+
+    fn try_from(Written { env, sample, streams }: Written) -> Result<Self, SampleError> {
+        BatchItem::new(env, sample, streams)
+    }
 }
 
 impl BatchItem {
@@ -26,7 +44,8 @@ impl BatchItem {
 }
 
 /// The samples of one training step.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Batch {
     /// The step that trains on it.
     pub step: Step,

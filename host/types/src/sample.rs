@@ -3,7 +3,7 @@
 //! Token ids of what the policy sampled are never rebuilt from text: [`Sampled`] is made by the engine, and a [`Sample`] is
 //! built from prompt ids, environment ids and `Sampled` values only. What a model outside the run answered comes as text;
 //! its ids are the renderer's, and it has no log-probabilities. Numbers that somebody wrote down to try an algorithm out
-//! are no text, and have a door of their own, [`Sample::made_up`].
+//! are no text, and have a door of their own, [`Sample::made_up`]; samples that a checkpoint holds are read back as they were.
 
 use crate::{PolicyVersion, Role, TokenId};
 use serde::{Deserialize, Serialize};
@@ -93,7 +93,8 @@ pub struct RoleSpan {
 }
 
 /// One training sample: a whole branch of a rollout, prompt included. All lists have one entry per token.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written")]
 pub struct Sample {
     token_ids: Vec<TokenId>,
     mask: Vec<bool>,
@@ -101,6 +102,31 @@ pub struct Sample {
     temperature: f32,
     spans: Vec<RoleSpan>,
     versions: Option<(PolicyVersion, PolicyVersion)>,
+}
+
+/// A sample as a checkpoint holds it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    token_ids: Vec<TokenId>,
+    mask: Vec<bool>,
+    logprobs: Vec<f32>,
+    temperature: f32,
+    spans: Vec<RoleSpan>,
+    versions: Option<(PolicyVersion, PolicyVersion)>,
+}
+
+impl TryFrom<Written> for Sample {
+    type Error = SampleError;
+
+    /// The third door for ids: those of a sample that a run had written down before it ended.
+    fn try_from(written: Written) -> Result<Self, SampleError> {
+        let Written { token_ids, mask, logprobs, temperature, spans, versions } = written;
+        check_len("mask", mask.len(), token_ids.len())?;
+        check_len("logprobs", logprobs.len(), token_ids.len())?;
+        check_finite("logprobs", &logprobs)?;
+        Ok(Sample { token_ids, mask, logprobs, temperature, spans, versions })
+    }
 }
 
 impl Sample {
@@ -223,7 +249,8 @@ impl Sample {
 
 /// Per-token credit and loss routing for one [`Sample`], written by an algorithm. An absent `rl_weights` means weight 1
 /// on every sampled token; an absent `ce_weights` or `ref_kl_weights` means that the component has no tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Streams {
     /// Advantage of each token; required where rl weights are live.
     pub advantages: Option<Vec<f32>>,
@@ -343,6 +370,20 @@ mod tests {
         s.truncate(3);
         assert_eq!((s.len(), s.logprobs().len(), s.spans().len()), (3, 3, 1));
         assert_eq!(s.spans()[0].len, 1);
+    }
+
+    #[test]
+    fn samples_come_back_as_they_were_written() {
+        let mut s = Sample::from_prompt(&[1, 2], vec![], 0.7);
+        let (version, third) = (PolicyVersion(3), 1.0f32 / 3.0);
+        let turn = vec![-third, -0.1, -f32::MIN_POSITIVE];
+        s.push_sampled(&Sampled::from_engine(vec![7; 3], turn, (version, version), FinishReason::Length).unwrap());
+        let text = serde_json::to_string(&s).unwrap();
+        assert_eq!(serde_json::from_str::<Sample>(&text).unwrap(), s);
+        let short = text.replacen("[1,2,", "[1,", 1);
+        assert!(serde_json::from_str::<Sample>(&short).unwrap_err().to_string().contains("`mask` has 5 entries for 4"));
+        let streams = Streams { advantages: Some(vec![third, 1e-40, -0.0]), ..Streams::default() };
+        assert_eq!(serde_json::from_str::<Streams>(&serde_json::to_string(&streams).unwrap()).unwrap(), streams);
     }
 
     #[test]

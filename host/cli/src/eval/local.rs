@@ -15,7 +15,7 @@ use prl_config::Kernels;
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::HubOptions;
 use prl_orchestrator::{
-    Algorithm, Deps, EvalEnv, Observer, Progress, Purpose, Sampling, Scored, Settings, StepReport, TrainDeps, TrainEnv,
+    Algorithm, Deps, EvalEnv, Observer, Purpose, Sampling, Scored, Settings, State, StepReport, TrainDeps, TrainEnv,
     TrainReport, Trainer,
 };
 use prl_types::{Batch, PolicyVersion, Rollout, Step};
@@ -145,7 +145,9 @@ impl Algorithm for NoTraining {
 }
 
 impl Trainer for NoTraining {
-    fn train(&self, _: Batch, _: Progress) -> BoxFuture<'_, Result<TrainReport, String>> {
+    fn train(&self, _: Arc<Batch>) -> BoxFuture<'_, Result<TrainReport, String>> {
         async { Err(NO_TRAINING.to_owned()) }.boxed()
     }
+
+    fn keep(&self, _: State) {}
 }

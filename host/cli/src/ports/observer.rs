@@ -4,7 +4,7 @@ use crate::env::record;
 use crate::ports::tape::Tapes;
 use prl_monitor::{EnvLine, EvalLine, Metrics, Monitor, OrchestratorLine, Progress, TrainerLine};
 use prl_orchestrator::{EnvShare, Observer, Purpose, StepReport};
-use prl_store::{RolloutLog, Split, StoreError, Subset};
+use prl_store::{Marks, RolloutLog, Split, StoreError, Subset};
 use prl_types::{Eval, Rollout, Step, Summary};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,13 +20,23 @@ struct Inner {
     bar: Option<Progress>,
     step: Arc<AtomicU64>,
     failed: bool,
+    /// What was on record when the state of a step was taken.
+    marks: BTreeMap<Step, Marks>,
 }
 
 impl Recorder {
     /// `tapes` hold what the log keeps beside the rollouts; `bar` counts steps; `done` were done before.
     pub fn new(monitor: Monitor, rollouts: RolloutLog, tapes: Tapes, bar: Option<Progress>, done: Step) -> Self {
         let step = Arc::new(AtomicU64::new(done));
-        Recorder(Mutex::new(Inner { monitor: Some(monitor), rollouts, tapes, bar, step, failed: false }))
+        Recorder(Mutex::new(Inner {
+            monitor: Some(monitor),
+            rollouts,
+            tapes,
+            bar,
+            step,
+            failed: false,
+            marks: BTreeMap::new(),
+        }))
     }
 
     /// The newest step that was reported.
@@ -48,6 +58,11 @@ impl Recorder {
     /// Why metrics were lost, if some were.
     pub fn lost(&self) -> Option<String> {
         self.lock().monitor.as_ref().and_then(Monitor::lost)
+    }
+
+    /// What was on record when the state of `step` was taken.
+    pub fn marks(&self, step: Step) -> Marks {
+        self.lock().marks.remove(&step).unwrap_or_default()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -102,6 +117,14 @@ impl Observer for Recorder {
         for rollout in effective {
             let result = inner.rollouts.append(step, Split::Train, Subset::Effective, rollout);
             inner.note(result);
+        }
+    }
+
+    fn mark(&self, step: Step) {
+        let mut inner = self.lock();
+        match inner.rollouts.marks(step) {
+            Ok(marks) => drop(inner.marks.insert(step, marks)),
+            Err(error) => inner.note(Err(error)),
         }
     }
 

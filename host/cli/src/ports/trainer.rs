@@ -1,16 +1,19 @@
-//! The trainer on its own thread as the orchestrator's. Owns the hand-over of new weights and the moment of saving.
+//! The trainer on its own thread as the orchestrator's. Owns the hand-over of new weights and what a checkpoint gets of the
+//! trainer.
 
-use crate::checkpoint::Plan;
+use crate::checkpoint::{Plan, Saved};
 use crate::divergence::Divergence;
+use crate::ports::observer::Recorder;
 use crate::ports::policy::Snapshots;
 use crate::ports::servers::Broadcast;
+use crate::saver::Saver;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_model::Learner;
-use prl_orchestrator::{Progress, TrainReport};
-use prl_store::RunDir;
+use prl_orchestrator::{State, TrainReport};
 use prl_trainer::Trainer;
-use prl_types::{Batch, PolicyVersion};
+use prl_types::{Batch, PolicyVersion, Step};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -23,15 +26,24 @@ pub struct LocalTrainer {
 struct Inner {
     trainer: Mutex<Trainer>,
     handover: Handover,
-    run: Arc<RunDir>,
-    plan: Option<Plan>,
+    saves: Option<Saves>,
     /// Set when a stop no longer waits for the step that is under way: it must leave no trace then.
     given_up: AtomicBool,
-    /// Why the newest checkpoint that was due is not there.
-    unsaved: Mutex<Option<String>>,
     /// When the previous step was done.
     idle_since: Mutex<Instant>,
     divergence: Mutex<Divergence>,
+}
+
+/// What is saved, and by whom.
+pub struct Saves {
+    /// Which steps.
+    pub plan: Plan,
+    /// The thread that writes them.
+    pub saver: Saver,
+    /// Knows which records belong to a step.
+    pub recorder: Arc<Recorder>,
+    /// The trainer's parts of steps whose other part is still to come.
+    pub parts: Mutex<BTreeMap<Step, Saved>>,
 }
 
 /// How new weights get to whoever samples from them.
@@ -55,6 +67,16 @@ impl Handover {
     }
 }
 
+impl Saves {
+    /// Weights alone are saved at once; what a run goes on from waits for the orchestrator's part.
+    fn take(&self, part: Saved) {
+        match self.plan.weights_only {
+            true => self.saver.save(part),
+            false => drop(self.parts.lock().unwrap_or_else(PoisonError::into_inner).insert(part.step, part)),
+        }
+    }
+}
+
 /// Tells the thread of a training step that nobody waits for it any more.
 struct Waiting(Arc<Inner>, bool);
 
@@ -67,29 +89,27 @@ impl Drop for Waiting {
 }
 
 impl LocalTrainer {
-    /// `plan` is absent when nothing is saved.
-    pub fn new(trainer: Trainer, handover: Handover, run: Arc<RunDir>, plan: Option<Plan>) -> Self {
+    /// `saves` is absent when nothing is saved.
+    pub fn new(trainer: Trainer, handover: Handover, saves: Option<Saves>) -> Self {
         let inner = Inner {
             trainer: Mutex::new(trainer),
             handover,
-            run,
-            plan,
+            saves,
             given_up: AtomicBool::new(false),
-            unsaved: Mutex::new(None),
             idle_since: Mutex::new(Instant::now()),
             divergence: Mutex::default(),
         };
         LocalTrainer { inner: Arc::new(inner) }
     }
 
-    /// Why the newest checkpoint that was due could not be written.
-    pub fn unsaved(&self) -> Option<String> {
-        self.inner.unsaved.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Waits until all checkpoints are written. Says why the newest that was due is not there, if it is not.
+    pub fn finish(&self) -> Option<String> {
+        self.inner.saves.as_ref().and_then(|saves| saves.saver.finish())
     }
 }
 
 impl Inner {
-    fn train(&self, batch: &Batch, progress: &Progress) -> Result<TrainReport, String> {
+    fn train(&self, batch: &Batch) -> Result<TrainReport, String> {
         let mut trainer = self.trainer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut idle_since = self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = idle_since.elapsed().as_secs_f64();
@@ -107,14 +127,17 @@ impl Inner {
         let started = Instant::now();
         self.handover.publish(PolicyVersion(batch.step), trainer.learner())?;
         metrics.insert("time/broadcast_weights".into(), started.elapsed().as_secs_f64());
-        if let Some(plan) = self.plan.as_ref().filter(|p| p.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst))
-        {
-            let started = Instant::now();
-            let decoder = trainer.learner().decoder();
-            let save = |dir: &std::path::Path| trainer.save_state(dir);
-            let unsaved = plan.save(&self.run, batch.step, decoder, save, Some(progress));
-            *self.unsaved.lock().unwrap_or_else(PoisonError::into_inner) = unsaved;
-            metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
+        if let Some(saves) = &self.saves {
+            if saves.plan.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst) {
+                let started = Instant::now();
+                let (decoder, state) = (trainer.learner().decoder(), trainer.state());
+                let parts = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
+                saves.take(Saved { step: batch.step, trainer: parts, orchestrator: None });
+                metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
+            }
+            let (failed, skipped) = saves.saver.lost();
+            metrics.insert("ckpt/failed".into(), failed as f64);
+            metrics.insert("ckpt/skipped".into(), skipped as f64);
         }
         *idle_since = Instant::now();
         Ok(TrainReport { metrics })
@@ -122,11 +145,20 @@ impl Inner {
 }
 
 impl prl_orchestrator::Trainer for LocalTrainer {
-    fn train(&self, batch: Batch, progress: Progress) -> BoxFuture<'_, Result<TrainReport, String>> {
+    fn keep(&self, state: State) {
+        let Some(saves) = &self.inner.saves else { return };
+        let step = state.progress().step;
+        let part = saves.parts.lock().unwrap_or_else(PoisonError::into_inner).remove(&step);
+        if let Some(part) = part {
+            saves.saver.save(Saved { orchestrator: Some((state, saves.recorder.marks(step))), ..part });
+        }
+    }
+
+    fn train(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<TrainReport, String>> {
         let inner = self.inner.clone();
         async move {
             let mut waiting = Waiting(inner.clone(), false);
-            let work = tokio::task::spawn_blocking(move || inner.train(&batch, &progress));
+            let work = tokio::task::spawn_blocking(move || inner.train(&batch));
             let result = work.await;
             waiting.1 = true;
             result.map_err(|e| format!("the trainer's thread failed: {e}"))?

@@ -3,7 +3,8 @@
 use crate::environments;
 use prl_config::{EvalSampling, RlConfig, TrainSampling};
 use prl_model::{Device, ModelConfig};
-use prl_orchestrator::{EvalEnv, Filter, FilterKind, Progress, Sampling, Settings, TrainEnv};
+use prl_orchestrator::{Due, EvalEnv, Filter, FilterKind, Sampling, Settings, State, TrainEnv};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a stop waits for the training step that is under way; what is over is given up.
@@ -16,14 +17,17 @@ pub fn inflight(config: &RlConfig) -> usize {
     orchestrator.inflight_rollouts().max(eval)
 }
 
-/// All of the settings. `context` is the engine's limit, tokens.
+/// All of the settings. `context` is the engine's limit, tokens; `resume` is where to go on, and which evaluation environments
+/// were evaluated there.
 pub fn settings(
     config: &RlConfig,
     model: &ModelConfig,
     context: usize,
     device: Device,
-    resume: Option<Progress>,
+    resume: Option<(State, BTreeSet<String>)>,
 ) -> Settings {
+    let (resume, evaluated) = resume.unzip();
+    let saved = config.trainer.ckpt.as_ref().filter(|ckpt| !ckpt.weights_only);
     let orchestrator = &config.orchestrator;
     let train = orchestrator.train.env.iter().map(|env| TrainEnv {
         name: env.name.clone(),
@@ -61,6 +65,8 @@ pub fn settings(
         eval: eval.collect(),
         skip_first_eval: orchestrator.eval.as_ref().is_some_and(|e| e.skip_first_step),
         resume,
+        evaluated: evaluated.unwrap_or_default(),
+        checkpoints: saved.map(|ckpt| Due { interval: ckpt.interval }),
         stop_grace: STOP_GRACE,
         ..Settings::default()
     }

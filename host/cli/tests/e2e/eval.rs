@@ -75,7 +75,7 @@ fn a_changed_record_is_told() {
     refused(&scratch.prl("replay run --step 1 --train"), &["sha256:00", "another one", "--env FILE"]);
     fs::write(&path, "{}\n").unwrap();
     refused(&scratch.prl("replay run --step 1"), &["traces.jsonl, line 1"]);
-    refused(&scratch.prl("replay run --step 7"), &["step 7", "0 to 1"]);
+    refused(&scratch.prl("replay run --step 7"), &["step 7", "0 to 2"]);
     refused(&scratch.prl("replay run --step 0 --rollout 99.9"), &["99.9"]);
     refused(&scratch.prl("replay nowhere"), &["nowhere"]);
 }

@@ -122,7 +122,7 @@ fn the_wandb_file_is_whole(run: &Run) {
 }
 
 /// Everything but times.
-fn timeless(rows: Vec<Row>) -> Vec<Row> {
+pub fn timeless(rows: Vec<Row>) -> Vec<Row> {
     let is_time = |name: &str| ["time/", "timing/", "perf/"].iter().any(|part| name.contains(part));
     let keep = |row: Row| row.into_iter().filter(|(name, _)| !is_time(name) && name != "timing").collect();
     rows.into_iter().map(keep).collect()

@@ -220,6 +220,8 @@ section! {
         interval: Option<u64> = None => [Min(1.0)];
         /// Step to resume from; -1 is the newest.
         resume_step: Option<i64> = None => [Min(-1.0)];
+        /// With `resume_step = -1`: start fresh where there is no complete checkpoint (not in prime-rl).
+        allow_fresh: bool = false;
         /// How many of the newest checkpoints are kept; none means all.
         keep_last: Option<u64> = None => [Min(1.0)];
         /// Checkpoints of every so many steps are kept whatever `keep_last` says.

@@ -68,3 +68,11 @@ fn clean_or_resume(clean: bool, resume: Option<i64>, key: &str, v: &mut Validato
         v.fail(&["clean_output_dir", key], message);
     }
 }
+
+/// Starting fresh is for the newest checkpoint, not for one that is named.
+fn fresh(ckpt: Option<&crate::TrainerCkpt>, section: &str, v: &mut Validator<'_>) {
+    if ckpt.is_some_and(|ckpt| ckpt.allow_fresh && ckpt.resume_step != Some(-1)) {
+        let (key, step) = (format!("{section}.allow_fresh"), format!("{section}.resume_step"));
+        v.fail(&[&key, &step], format!("`{key}` needs `{step} = -1`: it says what to do where there is no checkpoint"));
+    }
+}

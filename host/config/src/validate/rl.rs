@@ -1,6 +1,6 @@
 //! Rules of `prl rl`.
 
-use super::{clean_or_resume, model, optim, scheduler};
+use super::{clean_or_resume, fresh, model, optim, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
 use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
@@ -28,6 +28,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     scheduler(&config.trainer.scheduler, config.trainer.max_steps, "trainer.", v);
     let resume = config.trainer.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "trainer.ckpt.resume_step", v);
+    fresh(config.trainer.ckpt.as_ref(), "trainer.ckpt", v);
     if orchestrator.num_train_workers > 1 {
         let message = "`orchestrator.num_train_workers` must be 1: several trainer ranks are not supported yet";
         v.fail(&["orchestrator.num_train_workers"], message);
@@ -80,6 +81,14 @@ fn components(config: &RlConfig, v: &mut Validator<'_>) {
     if let (Some(a), Some(b)) = (&trainer.ckpt, &orchestrator.ckpt) {
         equal(("trainer.ckpt.interval", a.interval), ("orchestrator.ckpt.interval", b.interval), v);
         equal(("trainer.ckpt.resume_step", a.resume_step), ("orchestrator.ckpt.resume_step", b.resume_step), v);
+        // One checkpoint holds both parts, so the trainer's word counts.
+        if b.keep_last.is_some() {
+            equal(("trainer.ckpt.keep_last", a.keep_last), ("orchestrator.ckpt.keep_last", b.keep_last), v);
+        }
+        if b.keep_interval.is_some() {
+            let (a, b) = (a.keep_interval, b.keep_interval);
+            equal(("trainer.ckpt.keep_interval", a), ("orchestrator.ckpt.keep_interval", b), v);
+        }
     }
     both("wandb", trainer.wandb.is_some(), orchestrator.wandb.is_some(), v);
     if let (Some(a), Some(b)) = (&trainer.wandb, &orchestrator.wandb) {

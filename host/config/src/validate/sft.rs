@@ -1,6 +1,6 @@
 //! Rules of `prl sft`.
 
-use super::{clean_or_resume, model, optim, scheduler};
+use super::{clean_or_resume, fresh, model, optim, scheduler};
 use crate::loaded::Validator;
 use crate::tables::{SftConfig, SftData};
 
@@ -20,6 +20,7 @@ pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "ckpt.resume_step", v);
+    fresh(config.ckpt.as_ref(), "ckpt", v);
     let (row, limit) = (config.data.seq_len(), config.model.seq_len);
     if v.is_set("model.seq_len") && limit < row {
         let message = format!("`model.seq_len` ({limit}) must be at least `data.seq_len` ({row})");

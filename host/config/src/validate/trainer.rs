@@ -1,6 +1,6 @@
 //! Rules of `prl trainer`.
 
-use super::{clean_or_resume, model, optim, scheduler};
+use super::{clean_or_resume, fresh, model, optim, scheduler};
 use crate::loaded::Validator;
 use crate::tables::TrainerRun;
 
@@ -22,4 +22,5 @@ pub(crate) fn trainer(config: &TrainerRun, v: &mut Validator<'_>) {
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "ckpt.resume_step", v);
+    fresh(config.ckpt.as_ref(), "ckpt", v);
 }

@@ -36,6 +36,11 @@ pub(super) struct Group {
 }
 
 impl Group {
+    /// The index of its task.
+    pub(super) fn index(&self) -> u64 {
+        self.index
+    }
+
     /// What is to be reported of a group that ends here: finished members as they are, running ones as cancelled.
     pub(super) fn end(self, why: &str) -> impl Iterator<Item = Rollout> {
         self.members.into_iter().filter_map(move |member| match member {
@@ -47,10 +52,14 @@ impl Group {
 }
 
 impl Machine {
-    /// The lowest group in training that is not yet scored.
+    /// The groups in training that are not yet scored.
+    pub(super) fn train_groups(&self) -> impl Iterator<Item = (&GroupKey, &Group)> {
+        self.groups.range(GroupKey { purpose: Purpose::Train, seq: 0 }..)
+    }
+
+    /// The lowest of them.
     pub(super) fn first_train_group(&self) -> Option<u64> {
-        let from = GroupKey { purpose: Purpose::Train, seq: 0 };
-        self.groups.range(from..).next().map(|(key, _)| key.seq)
+        self.train_groups().next().map(|(key, _)| key.seq)
     }
 
     pub(super) fn open_groups(&mut self, out: &mut Vec<Action>) {
@@ -88,8 +97,7 @@ impl Machine {
         let newest = self.last.min((self.visible + 1).saturating_add(self.settings.max_async_level));
         let wanted = (newest + 1).saturating_sub(self.step).saturating_mul(self.settings.batch_size as u64);
         let coming: usize = self
-            .groups
-            .range(GroupKey { purpose: Purpose::Train, seq: 0 }..)
+            .train_groups()
             .map(|(_, group)| group.members.len())
             .chain(self.scoring.iter().map(|s| s.members.len()))
             .sum();
@@ -267,8 +275,7 @@ impl Machine {
 
     /// Cancels training groups; members that had been started are reported as cancelled.
     pub(super) fn cancel_train(&mut self, out: &mut Vec<Action>, pick: impl Fn(&Group) -> bool) {
-        let from = GroupKey { purpose: Purpose::Train, seq: 0 };
-        let keys: Vec<GroupKey> = self.groups.range(from..).filter(|(_, g)| pick(g)).map(|(key, _)| *key).collect();
+        let keys: Vec<GroupKey> = self.train_groups().filter(|(_, g)| pick(g)).map(|(key, _)| *key).collect();
         for key in keys {
             let Some(group) = self.groups.remove(&key) else { continue };
             self.arrived.retain(|seq| *seq != key.seq);

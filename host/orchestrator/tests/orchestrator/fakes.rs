@@ -108,8 +108,16 @@ pub struct Log {
     pub steps: Vec<StepReport>,
     pub evals: Vec<(Eval, BTreeMap<String, f64>)>,
     pub order: Vec<String>,
-    pub trained: Vec<(Batch, Progress)>,
+    pub trained: Vec<Arc<Batch>>,
+    /// States as their text, with the numbers of rollouts and batches that had been recorded when they were taken.
+    pub kept: Vec<String>,
+    pub marks: BTreeMap<Step, (usize, usize)>,
     pub policies: Vec<u64>,
+}
+
+/// Metrics that no clock has a part in.
+pub fn timeless(metrics: &BTreeMap<String, f64>) -> String {
+    metrics.iter().filter(|(k, _)| !k.contains("tim")).map(|(k, v)| format!("{k}={v} ")).collect()
 }
 
 impl Log {
@@ -126,13 +134,10 @@ impl Log {
         for (step, ids) in &self.batches {
             out += &format!("batch {step} {ids:?}\n");
         }
-        for (batch, progress) in &self.trained {
-            out += &format!("train {batch:?} {progress:?}\n");
+        for batch in &self.trained {
+            out += &format!("train {batch:?}\n");
         }
         out += &format!("{:?} {:?}\n", self.order, self.policies);
-        let timeless = |m: &BTreeMap<String, f64>| -> String {
-            m.iter().filter(|(k, _)| !k.contains("tim")).map(|(k, v)| format!("{k}={v} ")).collect()
-        };
         for report in &self.steps {
             out += &format!("step {} {}{}\n", report.step, timeless(&report.metrics), timeless(&report.train));
         }
@@ -148,12 +153,12 @@ impl Log {
 
     /// (step, oldest, newest version of any trained token) of the batches that have one.
     pub fn versions(&self) -> Vec<(Step, u64, u64)> {
-        let of = |batch: &Batch| {
+        let of = |batch: &Arc<Batch>| {
             let all = batch.items.iter().filter_map(|i| i.sample.versions());
             let (lo, hi): (Vec<_>, Vec<_>) = all.map(|(a, b)| (a.0, b.0)).unzip();
             Some((batch.step, lo.into_iter().min()?, hi.into_iter().max()?))
         };
-        self.trained.iter().filter_map(|(batch, _)| of(batch)).collect()
+        self.trained.iter().filter_map(of).collect()
     }
 }
 
@@ -174,7 +179,7 @@ impl World {
 
     pub fn deps(self: &Arc<Self>, settings: &Settings) -> (Deps, watch::Sender<bool>) {
         let (stop, listener) = watch::channel(false);
-        let start = settings.resume.as_ref().map_or(0, |p| p.step);
+        let start = settings.resume.as_ref().map_or(0, |state| state.progress().step);
         self.visible.store(start, SeqCst);
         self.trained.store(start, SeqCst);
         let env = |name: &str| Arc::new(FakeEnv { world: self.clone(), name: name.to_owned() }) as Arc<dyn Env>;
@@ -512,7 +517,15 @@ impl Algorithm for FakeAlgorithm {
 struct FakeTrainer(Arc<World>);
 
 impl Trainer for FakeTrainer {
-    fn train(&self, batch: Batch, progress: Progress) -> BoxFuture<'_, Result<TrainReport, String>> {
+    fn keep(&self, state: State) {
+        assert!(
+            state.progress().step <= self.0.log.lock().unwrap().steps.last().unwrap().step,
+            "kept before it is reported"
+        );
+        self.0.log.lock().unwrap().kept.push(serde_json::to_string(&state).unwrap());
+    }
+
+    fn train(&self, batch: Arc<Batch>) -> BoxFuture<'_, Result<TrainReport, String>> {
         async move {
             let step = batch.step;
             assert_eq!(step, self.0.trained.load(SeqCst) + 1, "steps are trained one after another");
@@ -521,7 +534,7 @@ impl Trainer for FakeTrainer {
                 return Err("device lost".into());
             }
             let tokens: usize = batch.items.iter().map(|i| i.sample.len()).sum();
-            self.0.log.lock().unwrap().trained.push((batch, progress));
+            self.0.log.lock().unwrap().trained.push(batch);
             self.0.trained.store(step, SeqCst);
             Ok(TrainReport { metrics: BTreeMap::from([("loss/mean".to_owned(), tokens as f64)]) })
         }
@@ -538,6 +551,12 @@ impl Observer for FakeObserver {
 
     fn batch(&self, step: Step, effective: &[&Rollout]) {
         self.0.log.lock().unwrap().batches.push((step, effective.iter().map(|r| r.id).collect()));
+    }
+
+    fn mark(&self, step: Step) {
+        let mut log = self.0.log.lock().unwrap();
+        let recorded = (log.rollouts.len(), log.batches.len());
+        log.marks.insert(step, recorded);
     }
 
     fn step(&self, report: &StepReport) {

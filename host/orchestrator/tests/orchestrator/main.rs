@@ -3,6 +3,7 @@
 mod failures;
 mod fakes;
 mod others;
+mod resume;
 mod rollouts;
 mod schedule;
 mod simulation;

@@ -142,7 +142,7 @@ fn errors_name_whose_fault_it_was_and_never_train() {
         assert_eq!(m[&format!("train/agg/all/error/{kind:?}")], 1.0);
         assert_eq!((m["train/agg/all/has_error/mean"], m["errored_rollouts/all/mean"]), (0.25, 0.25));
         assert!(m.values().chain(log.steps[0].train.values()).all(|v| v.is_finite()));
-        assert!(log.trained[0].0.items.iter().all(|i| i.streams.advantages.iter().flatten().all(|a| a.is_finite())));
+        assert!(log.trained[0].items.iter().all(|i| i.streams.advantages.iter().flatten().all(|a| a.is_finite())));
     }
 }
 

@@ -1,0 +1,100 @@
+//! When the state of a step is taken, and from what. Owns the conditions under which it is all there; must not know what is
+//! written where.
+
+use super::{Action, Machine, Shipped};
+use crate::state::Open;
+use crate::{Purpose, Settings, State};
+use prl_types::Step;
+use std::collections::BTreeSet;
+
+/// The last step that is sampled. The state of the last step that is trained needs the batches which a longer run would have
+/// sampled by then.
+pub(super) fn sampled(settings: &Settings, start: Step, last: Step) -> Step {
+    let ahead = settings.deterministic && settings.checkpoints.is_some() && last > start;
+    last.saturating_add(if ahead { settings.max_async_level } else { 0 })
+}
+
+fn names(settings: &Settings, purpose: Purpose) -> Vec<&str> {
+    match purpose {
+        Purpose::Train => settings.train.iter().map(|env| env.name.as_str()).collect(),
+        Purpose::Eval => settings.eval.iter().map(|env| env.name.as_str()).collect(),
+    }
+}
+
+const PURPOSES: [Purpose; 2] = [Purpose::Train, Purpose::Eval];
+
+/// Environments that have worked before, by their place in the settings.
+pub(super) fn proven(settings: &Settings, by_name: &[BTreeSet<String>; 2]) -> BTreeSet<(Purpose, usize)> {
+    let of = |(purpose, known): (Purpose, &BTreeSet<String>)| {
+        let places = names(settings, purpose).into_iter().enumerate().filter(|(_, name)| known.contains(*name));
+        places.map(|(place, _)| (purpose, place)).collect::<Vec<_>>()
+    };
+    PURPOSES.into_iter().zip(by_name).flat_map(of).collect()
+}
+
+impl Machine {
+    /// Whether a checkpoint of a step that is trained or in training is not complete.
+    pub(crate) fn owes_checkpoint(&self) -> bool {
+        !self.due.is_empty() || !self.taken.is_empty() || self.training.is_some_and(|step| self.is_saved(step))
+    }
+
+    pub(super) fn is_saved(&self, step: Step) -> bool {
+        let due = |due: &crate::Due| step == self.last || due.interval.is_some_and(|n| step.is_multiple_of(n));
+        self.settings.checkpoints.as_ref().is_some_and(due)
+    }
+
+    /// Takes the state of `step` if that is due. Everything that belongs to it must have happened, and nothing that does not.
+    pub(super) fn take(&mut self, step: Step) {
+        let Some((_, progress)) = self.due.pop_front_if(|(due, _)| *due == step) else { return };
+        let later: Vec<&Shipped> = self.shipped.range(step + 1..).map(|(_, shipped)| shipped).collect();
+        let open = self.open_train_groups().map(|(group, env, index)| Open {
+            group,
+            env: self.settings.train[env].name.clone(),
+            index,
+        });
+        let known = |purpose| {
+            let names = names(&self.settings, purpose);
+            let places = self.proven.iter().filter(|(of, _)| *of == purpose);
+            places.filter_map(|(_, place)| names.get(*place).map(|name| (*name).to_owned())).collect()
+        };
+        let state = State {
+            progress,
+            totals: crate::Progress {
+                next_group: self.source.next_group(),
+                tasks_taken: self.source.taken(),
+                algorithms: self.states.clone(),
+                ..self.totals.clone()
+            },
+            cuts: later.iter().map(|shipped| shipped.cut.clone()).collect(),
+            after: later.iter().map(|shipped| shipped.progress.clone()).collect(),
+            kept: self.batcher.kept().clone(),
+            open: open.collect(),
+            proven: PURPOSES.map(known),
+        };
+        self.observer.mark(step);
+        self.taken.push_back(state);
+    }
+
+    /// Outside deterministic mode a state is taken as soon as no group is between its environment and a batch.
+    pub(super) fn take_free(&mut self) {
+        if self.settings.deterministic || self.scoring.is_some() {
+            return;
+        }
+        while let Some(step) = self.due.front().map(|(step, _)| *step) {
+            self.take(step);
+        }
+    }
+
+    /// Hands out states whose step has been reported, so that what a checkpoint says to have happened is on record.
+    pub(super) fn keep(&mut self, out: &mut Vec<Action>) {
+        while let Some(state) = self.taken.pop_front_if(|state| state.progress.step <= self.reported) {
+            out.push(Action::Keep(Box::new(state)));
+        }
+    }
+
+    /// Training groups that are in no batch: those under way, then those that are still to be picked again.
+    fn open_train_groups(&self) -> impl Iterator<Item = (u64, usize, u64)> {
+        let picked = self.train_groups().map(|(key, group)| (key.seq, group.env, group.index()));
+        picked.chain(self.source.again().map(|pick| (pick.group.0, pick.env, pick.index)))
+    }
+}

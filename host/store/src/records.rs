@@ -1,0 +1,123 @@
+//! What of a run's records belongs to a checkpoint, and what goes when a run goes on from it. Owns the marks and the cutting;
+//! knows no content but the `step` and `eval/…/policy_version` fields of `metrics.jsonl` and the environment in a rollout.
+
+use crate::error::At;
+use crate::rollouts::{Split, Subset};
+use crate::steps::step_of;
+use crate::{RolloutLog, StoreError, files};
+use prl_types::Step;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// How long the rollout log's files of later steps were when a checkpoint was taken, by step, split and subset: what was
+/// sampled ahead is in the checkpoint and will not be recorded again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marks(Vec<(Step, String, u64)>);
+
+const KINDS: [(Split, Subset); 4] = [
+    (Split::Train, Subset::All),
+    (Split::Train, Subset::Effective),
+    (Split::Eval, Subset::All),
+    (Split::Eval, Subset::Effective),
+];
+
+impl Marks {
+    /// Of the files that there are of steps after `step`.
+    pub(crate) fn take(log: &RolloutLog, step: Step) -> Result<Self, StoreError> {
+        let mut marks = Vec::new();
+        for later in log.steps().unwrap_or_default().into_iter().filter(|later| *later > step) {
+            for (split, subset) in KINDS {
+                let path = log.path(later, split, subset);
+                match fs::metadata(&path) {
+                    Ok(file) => marks.push((later, log.relative(&path), file.len())),
+                    Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                    Err(error) => return Err(error).at("look at", &path),
+                }
+            }
+        }
+        Ok(Marks(marks))
+    }
+
+    /// The steps that files are marked of.
+    pub(crate) fn steps(&self) -> BTreeSet<Step> {
+        self.0.iter().map(|(step, ..)| *step).collect()
+    }
+
+    /// Writes what the marks say of the files of `step`, which are in the folder `from`, into the folder `to`. What has gone
+    /// from the log since is told, and left out.
+    pub(crate) fn copy(&self, step: Step, from: &Path, to: &Path) -> Result<(), StoreError> {
+        files::create_dir(to)?;
+        for (_, file, len) in self.0.iter().filter(|(of, ..)| *of == step) {
+            // A name in the log begins with the step's folder.
+            let within: PathBuf = Path::new(file).components().skip(1).collect();
+            let (old, new) = (from.join(&within), to.join(&within));
+            let mut bytes = Vec::new();
+            match File::open(&old) {
+                Ok(file) => drop(file.take(*len).read_to_end(&mut bytes).at("read", &old)?),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).at("open", &old),
+            }
+            if (bytes.len() as u64) < *len {
+                tracing::warn!("rollouts that the checkpoint holds are no longer on record in `{}`", old.display());
+            }
+            if let Some(parent) = new.parent() {
+                files::create_dir(parent)?;
+            }
+            files::write_synced(&new, &bytes)?;
+        }
+        files::sync_tree(to).map(drop)
+    }
+}
+
+/// The evaluation environments whose evaluation of `step` is in `metrics.jsonl`.
+pub(crate) fn evaluated(metrics: &Path, step: Step) -> BTreeSet<String> {
+    let Ok(file) = File::open(metrics) else { return BTreeSet::new() };
+    let rows = BufReader::new(file).lines().map_while(Result::ok);
+    let rows = rows.filter_map(|line| serde_json::from_str::<serde_json::Map<String, Value>>(&line).ok());
+    let of_step = rows.filter(|row| row.get("step").and_then(Value::as_u64) == Some(step));
+    let name = |key: &String| Some(key.strip_prefix("eval/")?.strip_suffix("/policy_version")?.to_owned());
+    of_step.flat_map(|row| row.keys().filter_map(name).collect::<Vec<_>>()).collect()
+}
+
+/// Leaves in the evaluation's files of `step` only rollouts of the environments `done`; the files as they were go to `aside`.
+pub(crate) fn keep_evaluated(
+    log: &RolloutLog,
+    step: Step,
+    done: &BTreeSet<String>,
+    aside: impl Fn() -> Result<PathBuf, StoreError>,
+) -> Result<(), StoreError> {
+    let ours = |line: &[u8]| {
+        let line = serde_json::from_slice::<Value>(line).unwrap_or_default();
+        line["task"]["env"].as_str().is_some_and(|env| done.contains(env))
+    };
+    for subset in [Subset::All, Subset::Effective] {
+        let path = log.path(step, Split::Eval, subset);
+        let Ok(bytes) = fs::read(&path) else { continue };
+        let kept: Vec<u8> =
+            bytes.split_inclusive(|b| *b == b'\n').filter(|line| ours(line)).flatten().copied().collect();
+        if kept.len() < bytes.len() {
+            let target = aside()?;
+            files::create_dir(&target)?;
+            let name = if subset == Subset::All { "all.jsonl" } else { "effective.jsonl" };
+            files::write_synced(&target.join(name), &bytes)?;
+            files::write_atomic(&path, &kept)?;
+        }
+    }
+    Ok(())
+}
+
+/// The step of an entry of a folder of steps.
+pub(crate) fn steps_in(dir: &Path) -> Result<Vec<(Step, PathBuf)>, StoreError> {
+    let Ok(entries) = fs::read_dir(dir) else { return Ok(Vec::new()) };
+    let mut steps = Vec::new();
+    for entry in entries {
+        let entry = entry.at("list", dir)?;
+        steps.extend(step_of(&entry.file_name()).map(|step| (step, entry.path())));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
