@@ -8,12 +8,15 @@ use crate::rollout::Plan;
 use crate::scoring::{Judged, Verdict};
 use crate::tasks::TaskSource;
 use crate::{Error, Finished, Observer, Progress, Purpose, Settings, StepReport, TrainReport};
-use prl_types::{Batch, GroupId, PolicyVersion, Step, Task};
+use prl_types::{Batch, GroupId, PolicyVersion, Rollout, Step, Task};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+mod dispatch;
 mod groups;
+mod pace;
 
+use dispatch::Flow;
 pub(crate) use groups::GroupKey;
 use groups::{Group, Member};
 
@@ -41,17 +44,45 @@ pub(crate) enum Event {
         step: Step,
         result: Result<TrainReport, String>,
     },
+    /// The time of [`Action::WakeAt`] has come.
+    Tick,
 }
 
 /// What to do now, in this order.
 pub(crate) enum Action {
-    FetchTask { key: GroupKey, env: usize, index: u64, seed: u64 },
-    Start { key: GroupKey, env: usize, plan: Plan },
-    Cancel { key: GroupKey, member: u32 },
-    ScoreEval { key: GroupKey, env: usize, members: Arc<Vec<Finished>> },
-    Score { group: u64, env: usize, step: Step, members: Arc<Vec<Finished>> },
+    FetchTask {
+        key: GroupKey,
+        env: usize,
+        index: u64,
+        seed: u64,
+    },
+    Start {
+        key: GroupKey,
+        env: usize,
+        plan: Plan,
+    },
+    Cancel {
+        key: GroupKey,
+        member: u32,
+    },
+    ScoreEval {
+        key: GroupKey,
+        env: usize,
+        members: Arc<Vec<Finished>>,
+    },
+    Score {
+        group: u64,
+        env: usize,
+        step: Step,
+        members: Arc<Vec<Finished>>,
+    },
     SetPolicy(PolicyVersion),
-    Train { batch: Batch, progress: Progress },
+    Train {
+        batch: Batch,
+        progress: Progress,
+    },
+    /// Send [`Event::Tick`] so many seconds after the start; replaces what was asked before.
+    WakeAt(f64),
 }
 
 struct Scoring {
@@ -78,6 +109,7 @@ pub(crate) struct Machine {
     last: Step,
     groups: BTreeMap<GroupKey, Group>,
     ready: BTreeSet<(GroupKey, u32)>,
+    flow: Flow,
     inflight: usize,
     outstanding: usize,
     proven: BTreeSet<(Purpose, usize)>,
@@ -132,6 +164,7 @@ impl Machine {
             .unwrap_or_else(|| Progress { tasks_taken: source.taken_before(0), ..Progress::default() });
         Machine {
             batcher: Batcher::new(&settings),
+            flow: Flow::new(&settings),
             max_inflight: settings.max_inflight(),
             last: settings.max_steps.unwrap_or(u64::MAX),
             source,
@@ -190,6 +223,7 @@ impl Machine {
             Event::EvalScored { key, verdicts } => self.on_eval_scored(key, verdicts),
             Event::Scored { group, judged } => self.on_scored(group, judged)?,
             Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
+            Event::Tick => {}
         }
         self.pump(&mut out)?;
         Ok(out)
@@ -269,7 +303,8 @@ impl Machine {
         self.opened_at = self.now;
         self.batcher.drop_stale(self.oldest_allowed());
         self.cancel_stale(out);
-        self.missing = self.settings.batch_size.saturating_sub(self.batcher.pending());
+        self.source.open_batch();
+        self.missing = self.batcher.missing();
         true
     }
 
@@ -318,6 +353,8 @@ impl Machine {
             verdict.apply(&mut rollout);
             rollout
         });
+        let mut rollouts: Vec<Rollout> = rollouts.collect();
+        self.source.learn(scoring.env, &mut rollouts);
         self.batcher.accept(rollouts, self.step, self.observer.as_ref())
     }
 
@@ -349,13 +386,13 @@ impl Machine {
             if self.missing > 0 || self.first_train_group().is_some() {
                 return Ok(false);
             }
-            self.missing = self.settings.batch_size.saturating_sub(self.batcher.pending());
+            self.missing = self.batcher.missing();
             if self.missing > 0 {
                 return Ok(true);
             }
         } else {
             self.batcher.drop_stale(self.oldest_allowed());
-            if self.batcher.pending() < self.settings.batch_size {
+            if !self.batcher.is_full() {
                 return Ok(false);
             }
         }
@@ -372,7 +409,10 @@ impl Machine {
             total_rollouts: self.totals.total_rollouts + cut.rollouts,
             total_tasks: self.totals.total_tasks + cut.tasks,
             algorithms: self.states.clone(),
+            lengths: cut.lengths,
+            rewards: self.source.rewards(),
         };
+        cut.metrics.extend(self.source.metrics());
         for (name, value) in [
             ("progress/total_tokens", self.totals.total_tokens as f64),
             ("progress/total_rollouts", self.totals.total_rollouts as f64),

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::{Instant, Interval, interval_at, sleep_until};
 
 /// Checks the settings against the environments, in the order of `settings`, without running anything.
 ///
@@ -61,6 +62,8 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         rollouts: HashMap::new(),
         clock: Clock::start(),
         stop_grace: settings.stop_grace,
+        status_interval: settings.status_interval,
+        wake: None,
         machine: Machine::new(settings, &sizes, counts, (grouped, frozen), deps.observer.clone()),
         deps,
     };
@@ -72,6 +75,10 @@ fn train_sizes(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<Option<
         let key = format!("train.env.{}.split", env.name);
         match handle.split_size(&env.split).map_err(|e| Error::settings(&key, e))? {
             Some(0) => Err(Error::settings(key, format!("split `{}` has no tasks", env.split))),
+            None if !env.curriculum.pools.is_empty() => {
+                let reason = format!("difficulty pools need a finite split, and `{}` is unbounded", env.split);
+                Err(Error::settings(format!("train.env.{}.curriculum.pools", env.name), reason))
+            }
             size => Ok(size),
         }
     };
@@ -137,6 +144,9 @@ struct Shell {
     rollouts: HashMap<(GroupKey, u32), AbortHandle>,
     clock: Clock,
     stop_grace: Duration,
+    status_interval: Option<Duration>,
+    /// When the machine wants to be woken.
+    wake: Option<Instant>,
 }
 
 impl Shell {
@@ -161,6 +171,7 @@ impl Shell {
         let actions = self.machine.begin()?;
         self.carry_out(actions).await?;
         let mut listening = true;
+        let mut status = self.status_interval.map(|period| interval_at(Instant::now() + period, period));
         while !self.machine.is_done() {
             let event = tokio::select! {
                 biased;
@@ -169,6 +180,14 @@ impl Shell {
                         return Ok(true);
                     }
                     listening = false;
+                    continue;
+                }
+                () = sleep_until(self.wake.unwrap_or_else(Instant::now)), if self.wake.is_some() => {
+                    self.wake = None;
+                    Ok(Event::Tick)
+                }
+                Some(()) = tick(&mut status), if !self.tasks.is_empty() || self.wake.is_some() => {
+                    self.deps.observer.status(&self.machine.status());
                     continue;
                 }
                 Some(event) = self.tasks.join_next() => event,
@@ -251,6 +270,7 @@ impl Shell {
                     };
                     set.map_err(|message| Error::Policy { version: version.0, message })?;
                 }
+                Action::WakeAt(seconds) => self.wake = Some(self.clock.at(seconds)),
                 Action::Train { batch, progress } => {
                     let (trainer, step): (_, Step) = (self.deps.trainer.clone(), batch.step);
                     self.tasks
@@ -277,6 +297,12 @@ impl Shell {
             Purpose::Eval => &self.eval,
         }
     }
+}
+
+/// The next tick, `None` at once where there are none.
+async fn tick(interval: &mut Option<Interval>) -> Option<()> {
+    interval.as_mut()?.tick().await;
+    Some(())
 }
 
 fn panic_text(error: JoinError) -> String {

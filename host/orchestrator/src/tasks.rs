@@ -1,9 +1,12 @@
 //! Which task a group gets. A group's environment is a function of the run's seed and the group's id, its index a
-//! function of how many groups that environment had before: two numbers per environment are the whole state.
+//! function of how many groups that environment had before, or with difficulty pools a draw by the group's id. State: that
+//! number, and what pools know.
 
+use crate::curriculum::{Course, Rewards};
 use crate::seed::{derive, permutation, stream, unit};
 use crate::{Progress, TrainEnv};
-use prl_types::GroupId;
+use prl_types::{GroupId, Rollout};
+use rand_chacha::rand_core::Rng;
 use std::collections::BTreeMap;
 
 /// A task to make.
@@ -26,6 +29,7 @@ struct Cursor {
     ratio: f64,
     size: Option<u64>,
     taken: u64,
+    course: Course,
     table: Vec<u64>,
     epoch: Option<u64>,
 }
@@ -45,6 +49,11 @@ impl TaskSource {
             ratio: env.ratio,
             size: *size,
             taken: resume.and_then(|p| p.tasks_taken.get(&env.name).copied()).unwrap_or(0),
+            course: Course::new(
+                &env.curriculum,
+                *size,
+                resume.and_then(|p| p.rewards.get(&env.name).cloned()).unwrap_or_default(),
+            ),
             table: Vec::new(),
             epoch: None,
         };
@@ -78,6 +87,10 @@ impl TaskSource {
         cursor.taken += 1;
         let index = match cursor.size {
             None => taken,
+            Some(_) if cursor.course.has_pools() => {
+                let mut rng = stream(seed, "curriculum", crate::seed::fnv1a(&cursor.name), group);
+                cursor.course.draw(unit(rng.next_u64()), rng.next_u64())
+            }
             Some(size) => {
                 let epoch = taken / size;
                 if cursor.epoch != Some(epoch) {
@@ -89,6 +102,27 @@ impl TaskSource {
             }
         };
         Pick { group: GroupId(group), env, index, seed: task_seed(seed, "task", &cursor.name, index) }
+    }
+
+    /// Has what was learned count from here on: called when a batch is opened.
+    pub(crate) fn open_batch(&mut self) {
+        self.envs.iter_mut().for_each(|env| env.course.open_batch());
+    }
+
+    /// Learns from a scored group of environment `env`, and takes it out of training if a gate turns it away.
+    pub(crate) fn learn(&mut self, env: usize, group: &mut [Rollout]) {
+        self.envs[env].course.learn(group);
+    }
+
+    /// What pools know, by environment; nothing of those without.
+    pub(crate) fn rewards(&self) -> BTreeMap<String, Rewards> {
+        let with = self.envs.iter().filter(|env| env.course.has_pools());
+        with.map(|env| (env.name.clone(), env.course.rewards().clone())).collect()
+    }
+
+    /// `curriculum/<env>/…` of a batch.
+    pub(crate) fn metrics(&mut self) -> impl Iterator<Item = (String, f64)> + '_ {
+        self.envs.iter_mut().flat_map(|env| env.course.metrics(&env.name))
     }
 
     /// The next group's id.
@@ -120,6 +154,7 @@ mod tests {
             sampling: Sampling::default(),
             max_turns: None,
             timeout: None,
+            curriculum: Default::default(),
         }
     }
 
