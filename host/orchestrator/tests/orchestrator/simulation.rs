@@ -75,7 +75,9 @@ fn case(seed: u64) -> Case {
         group_scoring: one_in(4, 35),
         size,
         fault: Arc::new(move |task, request| {
-            let r = request?;
+            let Some(r) = request else {
+                return (mix(&[seed, task.index, 78]) % 60 < faults).then_some(Fault::Task);
+            };
             let x = mix(&[seed, task.index, r.id.group.0, u64::from(r.id.member), 77]);
             if hangs && (x >> 32).is_multiple_of(16) {
                 return Some(Fault::Hang);
