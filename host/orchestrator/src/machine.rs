@@ -112,7 +112,8 @@ pub(crate) struct Machine {
     flow: Flow,
     inflight: usize,
     outstanding: usize,
-    proven: BTreeSet<(Purpose, usize)>,
+    /// The first group of each environment.
+    firsts: BTreeMap<(Purpose, usize), GroupKey>,
     // Sampling.
     step: Step,
     open: bool,
@@ -175,7 +176,7 @@ impl Machine {
             ready: BTreeSet::new(),
             inflight: 0,
             outstanding: 0,
-            proven: BTreeSet::new(),
+            firsts: BTreeMap::new(),
             step: start + 1,
             open: false,
             missing: 0,

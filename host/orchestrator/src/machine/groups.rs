@@ -125,6 +125,7 @@ impl Machine {
             version: PolicyVersion(self.visible),
             left: size as usize,
         };
+        self.firsts.entry((key.purpose, env)).or_insert(key);
         self.outstanding += group.left;
         if key.purpose == Purpose::Eval {
             self.flow.eval_waiting += group.left;
@@ -264,10 +265,11 @@ impl Machine {
         self.end_eval_group(key);
     }
 
-    /// An environment whose first group fails before any turn will not do better later.
+    /// An environment whose first group fails before any turn will not do better later. The first that was opened, not
+    /// the first that ended: otherwise it would be a matter of timing.
     fn check_first(&mut self, key: GroupKey) -> Result<(), Error> {
         let Some(group) = self.groups.get(&key) else { return Ok(()) };
-        if !self.proven.insert((key.purpose, group.env)) {
+        if self.firsts.get(&(key.purpose, group.env)) != Some(&key) {
             return Ok(());
         }
         let mut first = None;

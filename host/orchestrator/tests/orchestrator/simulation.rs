@@ -101,20 +101,26 @@ fn case(seed: u64) -> Case {
     Case { settings: s, script, max_ms: pick(22, 60), stop_after }
 }
 
-/// Whether the run came to its last step.
-fn check(seed: u64) -> bool {
-    let Case { settings: s, script, max_ms, stop_after } = case(seed);
-    let (result, world) = block_on(async {
-        let world = World::new(seed, max_ms, script);
-        let (deps, stop) = world.deps(&s);
-        let running = tokio::spawn(run(s.clone(), deps));
+/// Runs a case with the delays of `schedule`.
+fn play(case: Case, schedule: u64) -> (Result<Outcome, Error>, Arc<World>) {
+    let Case { settings, script, max_ms, stop_after } = case;
+    block_on(async {
+        let world = World::new(schedule, max_ms, script);
+        let (deps, stop) = world.deps(&settings);
+        let running = tokio::spawn(run(settings, deps));
         if let Some(after) = stop_after {
             tokio::time::sleep(after).await;
             let _ = stop.send(true);
         }
         let limit = Duration::from_secs(7 * 24 * 3600);
         (tokio::time::timeout(limit, running).await.expect("deadlock").expect("panic"), world)
-    });
+    })
+}
+
+/// Whether the run came to its last step.
+fn check(seed: u64) -> bool {
+    let Case { settings: s, stop_after, .. } = case(seed);
+    let (result, world) = play(case(seed), seed);
     world.check_accounting();
     check_dispatch(&s, &world);
     let log = world.log.lock().unwrap();
@@ -143,6 +149,16 @@ fn check(seed: u64) -> bool {
         Ok(outcome) if !outcome.stopped => {
             assert_eq!(log.steps.len() as u64, s.max_steps.unwrap());
             assert_eq!(outcome.progress.step, s.max_steps.unwrap());
+            // Nothing but a limit on time makes results depend on it.
+            if s.deterministic && s.train[0].timeout.is_none() && stop_after.is_none() {
+                let mut other = case(seed);
+                other.max_ms = 1 + 2 * other.max_ms;
+                other.settings.tasks_per_minute = None;
+                let (_, other) = play(other, seed + 1);
+                let (here, there) = (log.fingerprint(), other.log.lock().unwrap().fingerprint());
+                let first = here.lines().zip(there.lines()).find(|(here, there)| here != there);
+                assert!(here == there, "timing changed the results: {first:?}");
+            }
             true
         }
         Ok(outcome) => {
