@@ -44,44 +44,19 @@ pub(crate) enum Event {
         step: Step,
         result: Result<TrainReport, String>,
     },
-    /// The time of [`Action::WakeAt`] has come.
+    /// The moment of the last [`Action::WakeAt`], in seconds after the start, has come.
     Tick,
 }
 
 /// What to do now, in this order.
 pub(crate) enum Action {
-    FetchTask {
-        key: GroupKey,
-        env: usize,
-        index: u64,
-        seed: u64,
-    },
-    Start {
-        key: GroupKey,
-        env: usize,
-        plan: Plan,
-    },
-    Cancel {
-        key: GroupKey,
-        member: u32,
-    },
-    ScoreEval {
-        key: GroupKey,
-        env: usize,
-        members: Arc<Vec<Finished>>,
-    },
-    Score {
-        group: u64,
-        env: usize,
-        step: Step,
-        members: Arc<Vec<Finished>>,
-    },
+    FetchTask { key: GroupKey, env: usize, index: u64, seed: u64 },
+    Start { key: GroupKey, env: usize, plan: Plan },
+    Cancel { key: GroupKey, member: u32 },
+    ScoreEval { key: GroupKey, env: usize, members: Arc<Vec<Finished>> },
+    Score { group: u64, env: usize, step: Step, members: Arc<Vec<Finished>> },
     SetPolicy(PolicyVersion),
-    Train {
-        batch: Batch,
-        progress: Progress,
-    },
-    /// Send [`Event::Tick`] so many seconds after the start; replaces what was asked before.
+    Train { batch: Batch, progress: Progress },
     WakeAt(f64),
 }
 
