@@ -1,6 +1,6 @@
 //! `prl rl`: batches of tokens, difficulty pools, retries, the pace, and what is said about what is under way.
 
-use crate::support::{Row, Scratch, refused, repo, rl_toml, rows, value};
+use crate::support::{Row, Scratch, repo, rl_toml, rows, value};
 
 /// The example on its finite split, in batches of tokens.
 fn words(more: &str) -> String {
@@ -28,7 +28,7 @@ fn a_batch_of_tokens_from_difficulty_pools_is_trained_and_resumed() {
     }
     let status = rows(&run.path("status.jsonl"));
     assert!(status.iter().all(|row| value(row, "time") > 1.7e9 && value(row, "dispatcher/inflight_train") <= 16.0));
-    assert!(status.iter().any(|row| value(row, "dispatcher/mode") == 1.0), "{}", status.len());
+    assert!(status.iter().any(|row| value(row, "dispatcher/inflight_train") > 0.0), "{}", status.len());
 
     let progress = std::fs::read_to_string(run.path("checkpoints/step_3/orchestrator/progress.json")).unwrap();
     let progress: Row = serde_json::from_str(&progress).unwrap();
@@ -41,31 +41,33 @@ fn a_batch_of_tokens_from_difficulty_pools_is_trained_and_resumed() {
 }
 
 #[test]
-fn a_trapped_rollout_is_tried_again() {
+fn a_failed_rollout_is_tried_again() {
     let scratch = Scratch::new();
     let envs = repo().join("envs").display().to_string();
     let table = "[[orchestrator.train.env]]\nid = \"reverse-text\"\n\
-         [[orchestrator.train.env]]\nid = \"misbehave\"\nsplit = \"panic\"\n";
+         [[orchestrator.train.env]]\nid = \"misbehave\"\nsplit = \"nan\"\n";
     let toml = scratch.write("envs.toml", table.replace("id = \"", &format!("id = \"{envs}/")));
     scratch.rl("out", &format!("@ {toml} --max-steps 4 --seq-len 512 --orchestrator.max-retries 2 --seed 3")).ok();
     let run = scratch.run("out");
     let all: Vec<Row> =
         (1..=4).flat_map(|n| rows(&run.path(&format!("rollouts/step_{n}/train/all/traces.jsonl")))).collect();
-    let trapped: Vec<&Row> = all.iter().filter(|row| row["error"]["kind"] == "EnvError").collect();
-    assert!(trapped.iter().any(|row| row["turns"].as_array().unwrap().len() == 1), "{trapped:?}");
+    let failed = all.iter().filter(|row| row["error"]["kind"] == "EnvError").count();
+    assert!(failed > 0 && failed < all.len(), "{failed} of {}", all.len());
     for row in &all {
-        // A task that cannot be made has no rollout to try.
-        let tries = if row["error"].is_null() || row["task"]["key"] == "" { None } else { Some(2) };
+        let tries = if row["error"].is_null() { None } else { Some(2) };
         assert_eq!(row.get("attempt").and_then(|n| n.as_u64()), tries, "{row:?}");
     }
     let retried: f64 = run.series("rollouts/retried").iter().sum();
-    assert!(retried >= 2.0 * 4.0, "{retried}");
+    assert_eq!(retried, 2.0 * failed as f64);
 }
 
 #[test]
 fn what_does_not_go_together_is_refused() {
     let scratch = Scratch::new();
-    let refused_with = |words: &str, say: &[&str]| refused(&scratch.rl("out", words), say);
+    let refused_with = |words: &str, say: &[&str]| {
+        let done = scratch.rl("out", words);
+        assert!(done.code == Some(2) && say.iter().all(|text| done.stderr.contains(text)), "{done}");
+    };
     refused_with("--orchestrator.token-batch-size 900", &["`orchestrator.batch_size`", "set only one"]);
     refused_with(
         "--orchestrator.train.env.0.curriculum.sampler.type difficulty_pool",
