@@ -304,7 +304,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
 
     let monitor = logging::monitor(&dir, config.orchestrator.wandb.as_ref(), loaded)?;
     let bar = config.orchestrator.max_steps.map(|total| Progress::start(&logs, "Training", total));
-    let recorder = Arc::new(Recorder::new(monitor, dir.rollouts(), tapes, bar, version(ready.resumed.as_ref()).0));
+    let recorder = Arc::new(Recorder::new(monitor, &dir, tapes, bar, version(ready.resumed.as_ref()).0));
     let decoded = parts.renderer.clone();
     let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
     let begins = (version(ready.resumed.as_ref()), ready.trainer.learner());

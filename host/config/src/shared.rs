@@ -18,6 +18,7 @@ const SHARED: &[(&str, &[&str])] = &[
     ("tokenizer.chat_template", &["trainer.tokenizer.chat_template", "orchestrator.tokenizer.chat_template"]),
     ("log.level", &["trainer.log.level", "orchestrator.log.level", "inference.log.level"]),
     ("log.json_logging", &["trainer.log.json_logging", "orchestrator.log.json_logging", "inference.log.json_logging"]),
+    ("log.interval", &["orchestrator.log.interval"]),
     ("ckpt.output_dir", &["trainer.ckpt.output_dir"]),
     ("ckpt.interval", &["trainer.ckpt.interval", "orchestrator.ckpt.interval"]),
     ("ckpt.resume_step", &["trainer.ckpt.resume_step", "orchestrator.ckpt.resume_step"]),

@@ -84,7 +84,7 @@ fn files_nest_under_sections() {
 #[test]
 fn kebab_and_snake_equals_and_space() {
     for line in [["--orchestrator.batch-size", "64"], ["--orchestrator.batch_size=64", "--dry-run"]] {
-        assert_eq!(flags(&line).config.orchestrator.batch_size, 64);
+        assert_eq!(flags(&line).config.orchestrator.batch_size, Some(64));
     }
     assert_eq!(flags(&["--model.name", "5"]).config.trainer.model.name, "5");
     let resumed = flags(&["--ckpt.resume-step", "-1"]).config.trainer.ckpt.unwrap();

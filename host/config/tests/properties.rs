@@ -13,14 +13,15 @@ struct Spot {
     name: String,
 }
 
-/// Every key of a document that is prl's own: tables handed to environments and algorithms are left out.
+/// Every key of a document that is prl's own: tables handed to environments and algorithms, and names that
+/// are free, are left out.
 fn keys(text: &str) -> Vec<Spot> {
     fn walk(table: &dyn toml_edit::TableLike, spots: &mut Vec<Spot>) {
         for (name, item) in table.iter() {
             if let Some(span) = table.key(name).and_then(|k| k.span()) {
                 spots.push(Spot { span, name: name.to_string() });
             }
-            if ["args", "weights", "algo"].contains(&name) {
+            if ["args", "weights", "algo", "pools", "gates"].contains(&name) {
                 continue;
             }
             if let Some(inner) = item.as_table_like() {

@@ -16,7 +16,7 @@ mod wandb;
 pub use error::MonitorError;
 pub use jsonl::Jsonl;
 pub use layer::LogLayer;
-pub use lines::{EnvLine, EvalLine, OrchestratorLine, SftLine, TrainerLine, ValidationLine, duration};
+pub use lines::{EnvLine, EvalLine, OrchestratorLine, PipelineLine, SftLine, TrainerLine, ValidationLine, duration};
 pub use logs::{Level, LogFile, LogOptions, Logs, env_server_log, env_worker_log};
 pub use metrics::Metrics;
 pub use monitor::{Monitor, Sink};

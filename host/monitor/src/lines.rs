@@ -221,6 +221,35 @@ impl Display for OrchestratorLine {
     }
 }
 
+/// What is under way between two steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PipelineLine {
+    /// The step that is sampled for.
+    pub step: u64,
+    /// Rollouts (or tokens) that wait for a batch.
+    pub waiting: usize,
+    /// Rollouts (or tokens) that a batch takes.
+    pub batch: usize,
+    /// Training rollouts under way.
+    pub train: usize,
+    /// Evaluation rollouts under way.
+    pub eval: usize,
+}
+
+impl Display for PipelineLine {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let PipelineLine { step, waiting, batch, train, eval } = *self;
+        let (filled, buffered) = (waiting.min(batch), waiting.saturating_sub(batch));
+        write!(
+            f,
+            "Pipeline | Step {step} | Train batch {filled}/{batch} ({:.1}%) (+{buffered} buffered); {} inflight rollouts \
+             (train={train}, eval={eval})",
+            percent(filled as f64, batch as f64),
+            train + eval,
+        )
+    }
+}
+
 /// One evaluation of one environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvalLine {

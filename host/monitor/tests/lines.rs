@@ -1,6 +1,6 @@
 //! The wording of the lines that scripts read.
 
-use prl_monitor::{EnvLine, EvalLine, OrchestratorLine, SftLine, TrainerLine, ValidationLine, duration};
+use prl_monitor::{EnvLine, EvalLine, OrchestratorLine, PipelineLine, SftLine, TrainerLine, ValidationLine, duration};
 
 #[test]
 fn durations_read_well_at_every_size() {
@@ -102,4 +102,12 @@ fn orchestrator_and_eval_lines() {
         "Evaluated reverse-text (Step 20) | Policy v20 |   1m 1s | Reward 0.8000 | Turns 0.0 | Branches 0.0 | \
          Error 0.0% | Truncation 0.0%"
     );
+
+    let pipeline = PipelineLine { step: 3, waiting: 12, batch: 128, train: 30, eval: 4 };
+    assert_eq!(
+        pipeline.to_string(),
+        "Pipeline | Step 3 | Train batch 12/128 (9.4%) (+0 buffered); 34 inflight rollouts (train=30, eval=4)"
+    );
+    let over = PipelineLine { waiting: 131, ..pipeline }.to_string();
+    assert!(over.contains("Train batch 128/128 (100.0%) (+3 buffered)"), "{over}");
 }

@@ -3,6 +3,7 @@
 
 use crate::filters;
 use crate::metrics::{Facts, batch as batch_metrics, most_frequent, share};
+use crate::size::{Lengths, Size};
 use crate::{EnvShare, Error, Filter, FilterKind, Observer, Purpose, Settings, state};
 use prl_types::{Batch, BatchItem, ErrorKind, Metric, PolicyVersion, Rollout, RolloutId, Step};
 use serde::{Deserialize, Serialize};
@@ -23,11 +24,13 @@ pub(crate) struct Cut {
     pub tokens: u64,
     pub rollouts: u64,
     pub tasks: u64,
+    /// What the next batch knows of the length of rollouts.
+    pub lengths: Lengths,
 }
 
 pub(crate) struct Batcher {
     envs: Vec<String>,
-    batch_size: usize,
+    size: Size,
     vocab_size: usize,
     pre: Vec<Filter>,
     post: Vec<Filter>,
@@ -63,7 +66,7 @@ impl Batcher {
     pub(crate) fn new(settings: &Settings, kept: Kept) -> Self {
         Batcher {
             envs: settings.train.iter().map(|e| e.name.clone()).collect(),
-            batch_size: settings.batch_size,
+            size: Size::new(settings),
             vocab_size: settings.vocab_size,
             pre: settings.pre_batch_filters.clone(),
             post: settings.post_batch_filters.clone(),
@@ -78,9 +81,24 @@ impl Batcher {
         &self.kept
     }
 
-    /// Rollouts that wait for a batch.
-    pub(crate) fn pending(&self) -> usize {
-        self.kept.pending.len()
+    /// Whether a batch can be cut.
+    pub(crate) fn is_full(&self) -> bool {
+        self.size.is_reached(&self.kept.pending)
+    }
+
+    /// How much of a batch waits and how much it takes, in rollouts or tokens.
+    pub(crate) fn filled(&self) -> (usize, usize) {
+        self.size.filled(&self.kept.pending)
+    }
+
+    /// Rollouts that are still to be sampled for a batch, as far as can be told.
+    pub(crate) fn missing(&self) -> usize {
+        self.size.missing(&self.kept.pending)
+    }
+
+    /// Whether `batches` batches take more than what waits and the `coming` rollouts under way.
+    pub(crate) fn wants(&self, batches: u64, coming: usize) -> bool {
+        self.size.wants(batches, &self.kept.pending, coming)
     }
 
     /// Takes a group in, in member order, and reports each of its rollouts.
@@ -105,13 +123,14 @@ impl Batcher {
             self.tally(&rollout);
             if rollout.is_effective() {
                 self.kept.barren = 0;
+                self.size.add(&rollout);
                 self.kept.pending.push_back(rollout);
             } else {
                 self.kept.barren += 1;
             }
         }
         self.check_error_rate(step)?;
-        if self.kept.barren >= self.max_empty_batches * self.batch_size {
+        if self.kept.barren >= self.max_empty_batches * self.size.typical() {
             return Err(self.nothing_to_train(step));
         }
         Ok(())
@@ -174,7 +193,7 @@ impl Batcher {
     }
 
     fn window(&self) -> usize {
-        (2 * self.batch_size).max(32)
+        (2 * self.size.rollouts()).max(32)
     }
 
     fn check_error_rate(&self, step: Step) -> Result<(), Error> {
@@ -215,13 +234,13 @@ impl Batcher {
         self.kept.stale += before - self.kept.pending.len();
     }
 
-    /// Cuts a batch of exactly `batch_size` of the waiting rollouts. Where its filters leave nothing, the step goes by
+    /// Cuts a batch of the first of the waiting rollouts, exactly as many as it takes. Where its filters leave nothing, the step goes by
     /// without an update.
     ///
     /// # Errors
     /// It was one empty batch too many, or a stream does not fit its sample.
     pub(crate) fn cut(&mut self, step: Step, observer: &dyn Observer) -> Result<Cut, Error> {
-        let size = self.batch_size.min(self.kept.pending.len());
+        let size = self.size.take(&self.kept.pending);
         let mut rollouts: Vec<Rollout> = self.kept.pending.drain(..size).collect();
         for rollout in &mut rollouts {
             let enforced = filters::apply(&self.post, rollout, self.vocab_size);
@@ -245,7 +264,8 @@ impl Batcher {
         if !effective.is_empty() && effective.len() * 10 <= size {
             tracing::warn!("Step {step}: only {} of {size} rollouts are trainable", effective.len());
         }
-        let cut = self.describe(step, &rollouts, &effective)?;
+        let mut cut = self.describe(step, &rollouts, &effective)?;
+        cut.lengths = self.size.cut();
         self.reset();
         Ok(cut)
     }
@@ -273,6 +293,7 @@ impl Batcher {
         put("off_policy/mean", lags.iter().sum::<u64>() as f64 / lags.len().max(1) as f64);
         put("off_policy/dropped", self.kept.stale as f64);
         put("batch/empty", f64::from(u8::from(effective.is_empty())));
+        put("rollouts/retried", all.iter().map(|f| f64::from(f.attempt)).sum());
         put("progress/tokens", tokens as f64);
         put("progress/input_tokens", (tokens - output) as f64);
         put("progress/output_tokens", output as f64);
@@ -305,6 +326,7 @@ impl Batcher {
             tokens: tokens as u64,
             rollouts: facts.len() as u64,
             tasks: tasks as u64,
+            lengths: Lengths::default(),
         })
     }
 

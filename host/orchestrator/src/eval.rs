@@ -30,6 +30,11 @@ impl EvalRun {
         Some(next)
     }
 
+    /// Tasks that were not opened yet.
+    pub(crate) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Takes a complete group in.
     pub(crate) fn take(&mut self, env: usize, rollouts: impl Iterator<Item = Rollout>) {
         self.remaining -= 1;
@@ -133,6 +138,7 @@ pub(crate) fn metrics(eval: &Eval) -> BTreeMap<String, f64> {
             }
         }
     }
+    out.insert(format!("{prefix}/rollouts/retried"), eval.rollouts.iter().map(|r| f64::from(r.attempt)).sum());
     out.insert(format!("{prefix}/policy_version"), eval.policy_version.0 as f64);
     out
 }

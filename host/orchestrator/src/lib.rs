@@ -25,6 +25,7 @@
 
 mod batcher;
 mod clock;
+mod curriculum;
 mod error;
 mod eval;
 mod filters;
@@ -37,18 +38,21 @@ mod scoring;
 mod seed;
 mod settings;
 mod shell;
+mod size;
 mod state;
 mod tasks;
 
+pub use curriculum::{AdvantageRange, Curriculum, DifficultyPool};
 pub use error::Error;
 pub use eval::pass_at_k;
 pub use ports::{
     Algorithm, Answer, Deps, Env, Finished, Observer, OpenRequest, Policy, PolicyError, Purpose, Question, Reference,
     Rendered, Renderer, SampleRequest, Scored, Session, Source, StepInput, TrainDeps, TrainReport, Trainer,
 };
-pub use progress::{EnvShare, Outcome, Progress, StepReport};
+pub use progress::{EnvShare, Mode, Outcome, Progress, Status, StepReport};
 pub use seed::{derive, fnv1a};
 pub use settings::{Due, EvalEnv, Filter, FilterKind, Sampling, Settings, TrainEnv};
 pub use shell::{check, run};
+pub use size::Lengths;
 pub use state::State;
 pub use tasks::task_seed;

@@ -8,13 +8,16 @@ use crate::rollout::Plan;
 use crate::scoring::{Judged, Verdict};
 use crate::tasks::TaskSource;
 use crate::{Error, Finished, Observer, Progress, Purpose, Settings, State, StepReport, TrainReport};
-use prl_types::{Batch, GroupId, PolicyVersion, Step, Task};
+use prl_types::{Batch, GroupId, PolicyVersion, Rollout, Step, Task};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 mod checkpoint;
+mod dispatch;
 mod groups;
+mod pace;
 
+use dispatch::Flow;
 pub(crate) use groups::GroupKey;
 use groups::{Group, Member};
 
@@ -42,6 +45,8 @@ pub(crate) enum Event {
         step: Step,
         result: Result<TrainReport, String>,
     },
+    /// The moment of the last [`Action::WakeAt`], in seconds after the start, has come.
+    Tick,
 }
 
 /// What to do now, in this order.
@@ -54,6 +59,7 @@ pub(crate) enum Action {
     SetPolicy(PolicyVersion),
     Train(Arc<Batch>),
     Keep(Box<State>),
+    WakeAt(f64),
 }
 
 struct Scoring {
@@ -82,9 +88,11 @@ pub(crate) struct Machine {
     sampled: Step,
     groups: BTreeMap<GroupKey, Group>,
     ready: BTreeSet<(GroupKey, u32)>,
+    flow: Flow,
     inflight: usize,
     outstanding: usize,
-    proven: BTreeSet<(Purpose, usize)>,
+    /// The first group of each environment.
+    firsts: BTreeMap<(Purpose, usize), GroupKey>,
     // Sampling.
     step: Step,
     open: bool,
@@ -145,6 +153,7 @@ impl Machine {
             cuts.map(|(step, (cut, progress))| (step, Shipped { cut, progress, trained: None })).collect();
         Machine {
             batcher: Batcher::new(&settings, kept),
+            flow: Flow::new(&settings),
             max_inflight: settings.max_inflight(),
             last,
             sampled: checkpoint::sampled(&settings, start, last),
@@ -156,7 +165,7 @@ impl Machine {
             ready: BTreeSet::new(),
             inflight: 0,
             outstanding: 0,
-            proven: checkpoint::proven(&settings, &proven),
+            firsts: checkpoint::firsts(&settings, &proven),
             step,
             open: false,
             missing: 0,
@@ -207,6 +216,7 @@ impl Machine {
             Event::EvalScored { key, verdicts } => self.on_eval_scored(key, verdicts),
             Event::Scored { group, judged } => self.on_scored(group, judged)?,
             Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
+            Event::Tick => {}
         }
         self.pump(&mut out)?;
         Ok(out)
@@ -298,7 +308,8 @@ impl Machine {
         self.opened_at = self.now;
         self.batcher.drop_stale(self.oldest_allowed());
         self.cancel_stale(out);
-        self.missing = self.settings.batch_size.saturating_sub(self.batcher.pending());
+        self.source.open_batch();
+        self.missing = self.batcher.missing();
         true
     }
 
@@ -352,6 +363,8 @@ impl Machine {
             verdict.apply(&mut rollout);
             rollout
         });
+        let mut rollouts: Vec<Rollout> = rollouts.collect();
+        self.source.learn(scoring.env, &mut rollouts);
         self.batcher.accept(rollouts, self.step, self.observer.as_ref())
     }
 
@@ -383,13 +396,13 @@ impl Machine {
             if self.missing > 0 || self.first_train_group().is_some() {
                 return Ok(false);
             }
-            self.missing = self.settings.batch_size.saturating_sub(self.batcher.pending());
+            self.missing = self.batcher.missing();
             if self.missing > 0 {
                 return Ok(true);
             }
         } else {
             self.batcher.drop_stale(self.oldest_allowed());
-            if self.batcher.pending() < self.settings.batch_size {
+            if !self.batcher.is_full() {
                 return Ok(false);
             }
         }
@@ -405,7 +418,10 @@ impl Machine {
             total_rollouts: self.totals.total_rollouts + cut.rollouts,
             total_tasks: self.totals.total_tasks + cut.tasks,
             algorithms: self.states.clone(),
+            lengths: cut.lengths,
+            rewards: self.source.rewards(),
         };
+        cut.metrics.extend(self.source.metrics());
         for (name, value) in [
             ("progress/total_tokens", self.totals.total_tokens as f64),
             ("progress/total_rollouts", self.totals.total_rollouts as f64),

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[serde(deny_unknown_fields)]
 pub(crate) struct Facts {
     pub env: String,
+    pub attempt: u32,
     pub group: GroupId,
     pub reward: f64,
     pub total_tokens: usize,
@@ -37,6 +38,7 @@ impl From<&Rollout> for Facts {
     fn from(r: &Rollout) -> Self {
         Facts {
             env: r.task.env.clone(),
+            attempt: r.attempt,
             group: r.id.group,
             reward: r.reward,
             total_tokens: r.total_tokens(),

@@ -1,7 +1,7 @@
 //! What the orchestrator needs from the rest of the product, as traits. Implementations live with whoever assembles a
 //! run; nothing here names a crate, a file or a device.
 
-use crate::{State, StepReport};
+use crate::{State, Status, StepReport};
 use futures::future::BoxFuture;
 use prl_types::{
     Batch, EnvTurn, Eval, FinishReason, Message, Metric, PolicyVersion, RoleSpan, Rollout, RolloutId, Sampled, Score,
@@ -305,6 +305,8 @@ pub trait Observer: Send + Sync {
     fn step(&self, report: &StepReport);
     /// An environment's evaluation is complete.
     fn eval(&self, eval: &Eval, metrics: &BTreeMap<String, f64>);
+    /// Every `status_interval`.
+    fn status(&self, _status: &Status) {}
 }
 
 /// Environment and algorithm of one training environment.

@@ -1,12 +1,13 @@
 //! What a run hands out about itself: where it stands, what a step did, how it ended.
 
+use crate::size::Lengths;
 use prl_types::Step;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// How far a run has come after a step. A run that goes on from this alone samples anew what a [`State`](crate::State) holds
 /// beside it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
     /// The last step whose batch is included.
@@ -25,6 +26,40 @@ pub struct Progress {
     /// gave after the last group that was scored.
     #[serde(default)]
     pub algorithms: BTreeMap<String, String>,
+    /// Lengths of the rollouts of the last batch, from which one of tokens is planned.
+    #[serde(default)]
+    pub lengths: Lengths,
+    /// Latest mean reward of each task, by index, of the training environments with difficulty pools.
+    #[serde(default)]
+    pub rewards: BTreeMap<String, BTreeMap<u64, f64>>,
+}
+
+/// Which rollouts are started first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Those of training.
+    PreferTrain,
+    /// Those of an evaluation; none of training.
+    PreferEval,
+}
+
+/// Where a run stands between two steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Status {
+    /// The step that is sampled for.
+    pub step: Step,
+    /// What is started first.
+    pub mode: Mode,
+    /// Training rollouts under way.
+    pub inflight_train: usize,
+    /// Evaluation rollouts under way.
+    pub inflight_eval: usize,
+    /// What waits for a batch, in rollouts, or in tokens with `token_batch_size`.
+    pub waiting: usize,
+    /// What a batch takes, in the same unit.
+    pub batch: usize,
+    /// `dispatcher/…`; counts are since the start of the process.
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// One environment's part of a step.

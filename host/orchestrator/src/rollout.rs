@@ -47,6 +47,8 @@ pub(crate) struct Parts {
 pub(crate) struct Plan {
     pub purpose: Purpose,
     pub id: RolloutId,
+    /// How often it was started before, and failed.
+    pub attempt: u32,
     pub group_size: u32,
     pub task: Arc<Task>,
     pub seed: u64,
@@ -68,7 +70,7 @@ impl Plan {
 
     /// A rollout record with nothing in it yet.
     pub(crate) fn blank(&self) -> Rollout {
-        Rollout::new(self.id, self.task.clone(), self.version)
+        Rollout { attempt: self.attempt, ..Rollout::new(self.id, self.task.clone(), self.version) }
     }
 
     /// The rollout as a failed one.

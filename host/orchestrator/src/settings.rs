@@ -1,6 +1,6 @@
 //! The orchestrator's options and their checks. Plain values; where they come from is not its business.
 
-use crate::{Error, State};
+use crate::{Curriculum, Error, State};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -81,6 +81,8 @@ pub struct TrainEnv {
     pub max_turns: Option<u32>,
     /// Wall clock of a rollout before it is cut off and scored.
     pub timeout: Option<Duration>,
+    /// How its tasks are chosen.
+    pub curriculum: Curriculum,
 }
 
 /// One evaluation environment.
@@ -113,12 +115,20 @@ pub struct Settings {
     pub max_steps: Option<u64>,
     /// Rollouts a step.
     pub batch_size: usize,
+    /// Tokens a step instead: whole rollouts until there are at least so many. Needs `max_inflight_rollouts`.
+    pub token_batch_size: Option<usize>,
     /// Rollouts under way at once; `None` is `max(group_size, batch_size * oversampling_factor)`.
     pub max_inflight_rollouts: Option<usize>,
     /// See `max_inflight_rollouts`.
     pub oversampling_factor: f64,
     /// Most tokens of a rollout's context, prompt included.
     pub seq_len: usize,
+    /// Rollouts that may start in a minute, evaluations included; at once as many, then evenly.
+    pub tasks_per_minute: Option<u32>,
+    /// How often a rollout that fails in its environment or engine is started again, with the same seed.
+    pub max_retries: u32,
+    /// Time between two calls of [`Observer::status`](crate::Observer::status); none at all without.
+    pub status_interval: Option<Duration>,
     /// Steps that sampling may run ahead of training; 0 is synchronous.
     pub max_async_level: u64,
     /// Oldest policy that may train: batch n trains no token older than version n − 1 − this.
@@ -178,9 +188,13 @@ impl Default for Settings {
             seed: 0,
             max_steps: None,
             batch_size: 128,
+            token_batch_size: None,
             max_inflight_rollouts: None,
             oversampling_factor: 1.0,
             seq_len: 2048,
+            tasks_per_minute: None,
+            max_retries: 0,
+            status_interval: None,
             max_async_level: 1,
             max_off_policy_steps: 8,
             deterministic: true,
@@ -228,6 +242,16 @@ impl Settings {
         if self.max_inflight_rollouts == Some(0) {
             return bad("max_inflight_rollouts", "must be at least 1".into());
         }
+        if self.token_batch_size == Some(0) {
+            return bad("token_batch_size", "must be at least 1".into());
+        }
+        if self.token_batch_size.is_some() && self.max_inflight_rollouts.is_none() {
+            let reason = "is missing: `token_batch_size` does not say how many rollouts may be under way";
+            return bad("max_inflight_rollouts", reason.into());
+        }
+        if self.tasks_per_minute == Some(0) {
+            return bad("tasks_per_minute", "must be at least 1".into());
+        }
         if self.max_off_policy_steps < self.max_async_level {
             return bad(
                 "max_off_policy_steps",
@@ -264,6 +288,7 @@ impl Settings {
                 );
             }
             check_sampling(&key("sampling"), &env.sampling)?;
+            env.curriculum.validate().map_err(|(part, e)| Error::settings(key(&format!("curriculum.{part}")), e))?;
         }
         for (i, env) in self.eval.iter().enumerate() {
             let key = |field: &str| format!("eval.env.{}.{field}", env.name);

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::{Instant, Interval, interval_at, sleep_until};
 
 /// Checks the settings against the environments, in the order of `settings`, without running anything.
 ///
@@ -63,6 +64,8 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         stop_grace: settings.stop_grace,
         checkpoint_grace: settings.checkpoint_grace,
         winding_down: false,
+        status_interval: settings.status_interval,
+        wake: None,
         machine: Machine::new(settings, &sizes, counts, (grouped, frozen), deps.observer.clone()),
         deps,
     };
@@ -74,6 +77,10 @@ fn train_sizes(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<Option<
         let key = format!("train.env.{}.split", env.name);
         match handle.split_size(&env.split).map_err(|e| Error::settings(&key, e))? {
             Some(0) => Err(Error::settings(key, format!("split `{}` has no tasks", env.split))),
+            None if !env.curriculum.pools.is_empty() => {
+                let reason = format!("difficulty pools need a finite split, and `{}` is unbounded", env.split);
+                Err(Error::settings(format!("train.env.{}.curriculum.pools", env.name), reason))
+            }
             size => Ok(size),
         }
     };
@@ -141,6 +148,9 @@ struct Shell {
     stop_grace: Duration,
     checkpoint_grace: Duration,
     winding_down: bool,
+    status_interval: Option<Duration>,
+    /// When the machine wants to be woken.
+    wake: Option<Instant>,
 }
 
 impl Shell {
@@ -164,6 +174,7 @@ impl Shell {
         let actions = self.machine.begin()?;
         self.carry_out(actions).await?;
         let mut listening = true;
+        let mut status = self.status_interval.map(|period| interval_at(Instant::now() + period, period));
         while !self.machine.is_done() {
             let event = tokio::select! {
                 biased;
@@ -174,7 +185,11 @@ impl Shell {
                     listening = false;
                     continue;
                 }
-                Some(event) = self.tasks.join_next() => event,
+                Some(()) = tick(&mut status), if !self.tasks.is_empty() || self.wake.is_some() => {
+                    self.deps.observer.status(&self.machine.status());
+                    continue;
+                }
+                Some(event) = next(&mut self.tasks, &mut self.wake) => event,
                 else => return Err(Error::Panic("nothing is under way, but the run is not complete".into())),
             };
             self.take(event).await?;
@@ -212,7 +227,8 @@ impl Shell {
                 None => return Ok(()),
             };
             let left = stopped_at + grace.as_secs_f64() - self.clock.seconds();
-            let event = tokio::time::timeout(Duration::from_secs_f64(left.max(0.0)), self.tasks.join_next()).await;
+            let event = next(&mut self.tasks, &mut self.wake);
+            let event = tokio::time::timeout(Duration::from_secs_f64(left.max(0.0)), event).await;
             match (event, self.machine.training()) {
                 (Ok(Some(event)), _) if owes || matches!(event, Ok(Event::Trained { .. })) => self.take(event).await?,
                 // What was aborted.
@@ -278,6 +294,7 @@ impl Shell {
                     };
                     set.map_err(|message| Error::Policy { version: version.0, message })?;
                 }
+                Action::WakeAt(seconds) => self.wake = Some(self.clock.at(seconds)),
                 Action::Train(batch) => {
                     let (trainer, step): (_, Step) = (self.deps.trainer.clone(), batch.step);
                     self.tasks.spawn(async move { Event::Trained { step, result: trainer.train(batch).await } });
@@ -304,6 +321,25 @@ impl Shell {
             Purpose::Eval => &self.eval,
         }
     }
+}
+
+/// What happens next: something under way has ended, or the time has come at which the machine wants to be woken.
+async fn next(tasks: &mut JoinSet<Event>, wake: &mut Option<Instant>) -> Option<Result<Event, JoinError>> {
+    tokio::select! {
+        biased;
+        () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+            *wake = None;
+            Some(Ok(Event::Tick))
+        }
+        Some(event) = tasks.join_next() => Some(event),
+        else => None,
+    }
+}
+
+/// The next tick, `None` at once where there are none.
+async fn tick(interval: &mut Option<Interval>) -> Option<()> {
+    interval.as_mut()?.tick().await;
+    Some(())
 }
 
 fn panic_text(error: JoinError) -> String {

@@ -1,11 +1,13 @@
 //! Which task a group gets. A group's environment is a function of the run's seed and the group's id, its index a
-//! function of how many groups that environment had before: two numbers per environment are the whole state, beside the
-//! groups that a run which ended had opened and not used.
+//! function of how many groups that environment had before, or with difficulty pools a draw by the group's id. State: that
+//! number, what pools know, and the groups that a run which ended had opened and not used.
 
+use crate::curriculum::{Course, Rewards};
 use crate::seed::{derive, permutation, stream, unit};
 use crate::state::Open;
 use crate::{Progress, TrainEnv};
-use prl_types::GroupId;
+use prl_types::{GroupId, Rollout};
+use rand_chacha::rand_core::Rng;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A task to make.
@@ -37,6 +39,7 @@ struct Cursor {
     ratio: f64,
     size: Option<u64>,
     taken: u64,
+    course: Course,
     table: Vec<u64>,
     epoch: Option<u64>,
 }
@@ -65,6 +68,11 @@ impl TaskSource {
             ratio: env.ratio,
             size: *size,
             taken: resume.and_then(|p| p.tasks_taken.get(&env.name).copied()).unwrap_or(0),
+            course: Course::new(
+                &env.curriculum,
+                *size,
+                resume.and_then(|p| p.rewards.get(&env.name).cloned()).unwrap_or_default(),
+            ),
             table: Vec::new(),
             epoch: None,
         };
@@ -102,6 +110,10 @@ impl TaskSource {
         cursor.taken += 1;
         let index = match cursor.size {
             None => taken,
+            Some(_) if cursor.course.has_pools() => {
+                let mut rng = stream(seed, "curriculum", crate::seed::fnv1a(&cursor.name), group);
+                cursor.course.draw(unit(rng.next_u64()), rng.next_u64())
+            }
             Some(size) => {
                 let epoch = taken / size;
                 if cursor.epoch != Some(epoch) {
@@ -118,6 +130,27 @@ impl TaskSource {
     /// Groups of an earlier run that are still to be picked.
     pub(crate) fn again(&self) -> impl Iterator<Item = &Pick> {
         self.again.iter()
+    }
+
+    /// Has what was learned count from here on: called when a batch is opened.
+    pub(crate) fn open_batch(&mut self) {
+        self.envs.iter_mut().for_each(|env| env.course.open_batch());
+    }
+
+    /// Learns from a scored group of environment `env`, and takes it out of training if a gate turns it away.
+    pub(crate) fn learn(&mut self, env: usize, group: &mut [Rollout]) {
+        self.envs[env].course.learn(group);
+    }
+
+    /// What pools know, by environment; nothing of those without.
+    pub(crate) fn rewards(&self) -> BTreeMap<String, Rewards> {
+        let with = self.envs.iter().filter(|env| env.course.has_pools());
+        with.map(|env| (env.name.clone(), env.course.rewards().clone())).collect()
+    }
+
+    /// `curriculum/<env>/…` of a batch.
+    pub(crate) fn metrics(&mut self) -> impl Iterator<Item = (String, f64)> + '_ {
+        self.envs.iter_mut().flat_map(|env| env.course.metrics(&env.name))
     }
 
     /// The next new group's id.
@@ -145,6 +178,7 @@ mod tests {
             sampling: Sampling::default(),
             max_turns: None,
             timeout: None,
+            curriculum: Default::default(),
         }
     }
 

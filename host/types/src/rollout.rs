@@ -176,6 +176,9 @@ pub struct Turn {
 pub struct Rollout {
     /// Which.
     pub id: RolloutId,
+    /// How often it was started before, and failed; not written where that is 0.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub attempt: u32,
     /// The task.
     pub task: Arc<Task>,
     /// Sampled turns.
@@ -206,11 +209,16 @@ pub struct Rollout {
     pub timing: Timing,
 }
 
+fn is_first(attempt: &u32) -> bool {
+    *attempt == 0
+}
+
 impl Rollout {
     /// A record with nothing in it yet.
     pub fn new(id: RolloutId, task: Arc<Task>, policy_version: PolicyVersion) -> Self {
         Rollout {
             id,
+            attempt: 0,
             task,
             turns: Vec::new(),
             samples: Vec::new(),

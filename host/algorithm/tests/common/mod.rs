@@ -117,6 +117,7 @@ pub fn rollout(member: u32, reward: f64, samples: &[(usize, usize)]) -> Rollout 
     };
     Rollout {
         id: RolloutId { group: prl_types::GroupId(2), member },
+        attempt: 0,
         task: Arc::new(task),
         turns: samples.iter().map(turn).collect(),
         samples,

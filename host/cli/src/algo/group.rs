@@ -146,6 +146,7 @@ impl Group {
         let sampled = mask.iter().filter(|m| **m).count();
         Ok(Rollout {
             id: RolloutId { group: GroupId(self.group), member: self.members.as_ref().map_or(i as u32, |m| m[i]) },
+            attempt: 0,
             task: task.clone(),
             turns: self.turns(i, sampled)?,
             samples,

@@ -90,6 +90,7 @@ fn settings(asked: &Eval, tasks: &Tasks, context: usize, vocab_size: usize) -> S
         sampling: Sampling::default(),
         max_turns: None,
         timeout: None,
+        curriculum: Default::default(),
     };
     let eval = EvalEnv {
         name,

@@ -2,13 +2,17 @@
 
 use crate::env::record;
 use crate::ports::tape::Tapes;
-use prl_monitor::{EnvLine, EvalLine, Metrics, Monitor, OrchestratorLine, Progress, TrainerLine};
-use prl_orchestrator::{EnvShare, Observer, Purpose, StepReport};
-use prl_store::{Marks, RolloutLog, Split, StoreError, Subset};
+use prl_monitor::{
+    EnvLine, EvalLine, Jsonl, Metrics, Monitor, OrchestratorLine, PipelineLine, Progress, Sink, TrainerLine,
+};
+use prl_orchestrator::{EnvShare, Observer, Purpose, Status, StepReport};
+use prl_store::{Marks, RolloutLog, RunDir, Split, StoreError, Subset};
 use prl_types::{Eval, Rollout, Step, Summary};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The run's recorder.
 pub struct Recorder(Mutex<Inner>);
@@ -16,6 +20,9 @@ pub struct Recorder(Mutex<Inner>);
 struct Inner {
     monitor: Option<Monitor>,
     rollouts: RolloutLog,
+    /// Where what is under way is written, until that fails; opened by the first of it.
+    status: Option<PathBuf>,
+    open_status: Option<Jsonl>,
     tapes: Tapes,
     bar: Option<Progress>,
     step: Arc<AtomicU64>,
@@ -25,15 +32,17 @@ struct Inner {
 }
 
 impl Recorder {
-    /// `tapes` hold what the log keeps beside the rollouts; `bar` counts steps; `done` were done before.
-    pub fn new(monitor: Monitor, rollouts: RolloutLog, tapes: Tapes, bar: Option<Progress>, done: Step) -> Self {
-        let step = Arc::new(AtomicU64::new(done));
+    /// What is recorded goes into `dir`, metrics through `monitor`. `tapes` hold what the log keeps beside the rollouts;
+    /// `bar` counts steps; `done` were done before.
+    pub fn new(monitor: Monitor, dir: &RunDir, tapes: Tapes, bar: Option<Progress>, done: Step) -> Self {
         Recorder(Mutex::new(Inner {
             monitor: Some(monitor),
-            rollouts,
+            rollouts: dir.rollouts(),
+            status: Some(dir.root().join("status.jsonl")),
+            open_status: None,
             tapes,
             bar,
-            step,
+            step: Arc::new(AtomicU64::new(done)),
             failed: false,
             marks: BTreeMap::new(),
         }))
@@ -77,6 +86,23 @@ impl Inner {
             && !std::mem::replace(&mut self.failed, true)
         {
             tracing::warn!(target: "prl_orchestrator", "rollouts are not recorded from here on: {error}");
+        }
+    }
+
+    /// Appends to `status.jsonl`, which depends on the clock: `metrics.jsonl` does not. Where that fails, it warns once.
+    fn log_status(&mut self, status: &Status) {
+        let Some(path) = &self.status else { return };
+        let mut metrics = Metrics::new();
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        metrics.set("time", time.as_secs_f64());
+        status.metrics.iter().for_each(|(name, value)| metrics.set(name, *value));
+        let written = match self.open_status.take().map_or_else(|| Jsonl::open(path), Ok) {
+            Ok(mut file) => file.log(status.step, &metrics).map(|()| self.open_status = Some(file)),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = written {
+            tracing::warn!(target: "prl_orchestrator", "what is under way is not recorded from here on: {error}");
+            self.status = None;
         }
     }
 
@@ -140,6 +166,12 @@ impl Observer for Recorder {
         if let Some(bar) = &mut inner.bar {
             bar.set(report.step);
         }
+    }
+
+    fn status(&self, status: &Status) {
+        let Status { step, waiting, batch, inflight_train: train, inflight_eval: eval, .. } = *status;
+        tracing::info!(target: "prl_orchestrator", "{}", PipelineLine { step, waiting, batch, train, eval });
+        self.lock().log_status(status);
     }
 
     fn eval(&self, eval: &Eval, metrics: &BTreeMap<String, f64>) {

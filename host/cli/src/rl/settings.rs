@@ -1,9 +1,11 @@
 //! The orchestrator's settings out of the configuration. Owns the translation of names, nothing else.
 
 use crate::environments;
-use prl_config::{EvalSampling, RlConfig, TrainSampling};
+use prl_config::{EvalSampling, Gate, RlConfig, TrainSampling};
 use prl_model::{Device, ModelConfig};
-use prl_orchestrator::{Due, EvalEnv, Filter, FilterKind, Sampling, Settings, State, TrainEnv};
+use prl_orchestrator::{
+    AdvantageRange, Curriculum, DifficultyPool, Due, EvalEnv, Filter, FilterKind, Sampling, Settings, State, TrainEnv,
+};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -37,6 +39,7 @@ pub fn settings(
         sampling: train_sampling(&env.sampling),
         max_turns: env.max_turns,
         timeout: env.timeout.rollout.map(environments::seconds),
+        curriculum: curriculum(&env.curriculum),
     });
     let eval = orchestrator.eval.iter().flat_map(|e| &e.env).map(|env| EvalEnv {
         name: env.name.clone(),
@@ -51,7 +54,11 @@ pub fn settings(
     Settings {
         seed: config.seed,
         max_steps: orchestrator.max_steps,
-        batch_size: orchestrator.batch_size,
+        batch_size: orchestrator.rollouts_per_step().unwrap_or(1),
+        token_batch_size: orchestrator.token_batch_size,
+        tasks_per_minute: orchestrator.tasks_per_minute,
+        max_retries: orchestrator.max_retries,
+        status_interval: Some(environments::seconds(orchestrator.log.interval)),
         max_inflight_rollouts: Some(inflight(config)),
         seq_len: orchestrator.seq_len.min(context),
         max_async_level: orchestrator.max_async_level,
@@ -70,6 +77,20 @@ pub fn settings(
         stop_grace: STOP_GRACE,
         ..Settings::default()
     }
+}
+
+/// The parts are in order: the configuration was checked.
+fn curriculum(curriculum: &prl_config::Curriculum) -> Curriculum {
+    let pools = curriculum.pools().unwrap_or_default().into_iter().map(|(name, pool)| DifficultyPool {
+        name,
+        threshold: pool.threshold,
+        weight: pool.weight,
+    });
+    let gates = curriculum.gates().unwrap_or_default().into_iter().map(|(name, gate)| {
+        let Gate::AdvantageRange { reject_min, reject_max } = gate;
+        AdvantageRange { name, reject_min, reject_max }
+    });
+    Curriculum { pools: pools.collect(), gates: gates.collect() }
 }
 
 fn filter(filter: &prl_config::Filter) -> Filter {

@@ -19,6 +19,7 @@ mod plugin;
 mod replay;
 mod resume;
 mod rl;
+mod scheduling;
 mod served;
 mod sft;
 mod signals;

@@ -1,5 +1,6 @@
 //! One item of `[[orchestrator.train.env]]` and `[[orchestrator.eval.env]]`.
 
+use super::curriculum::Curriculum;
 use super::orchestrator::Algo;
 use super::{Grant, LlmRole};
 use crate::macros::{choice, section, union};
@@ -184,8 +185,8 @@ macro_rules! env_section {
                 kv_mb: u32 = 64 => [Min(1.0), Max(4096.0)];
             }
             unsupported [
-                "address", "taskset", "harness", "extra_env_kwargs", "max_output_tokens", "agent", "serve",
-                "curriculum" $(, $unsupported)*
+                "address", "taskset", "harness", "extra_env_kwargs", "max_output_tokens", "agent", "serve"
+                $(, $unsupported)*
             ]
             renamed ["num_workers" => "`pool = { type = \"static\", num_workers = N }`"]
         }
@@ -226,6 +227,8 @@ env_section! {
         /// An algorithm of its own, whole: nothing of it comes from `orchestrator.algo`, which is the algorithm of
         /// environments without one.
         algo: Option<Algo> = None;
+        /// Which of its tasks are sampled and which groups train.
+        curriculum: Curriculum = Curriculum::default();
     }
     unsupported []
 }
@@ -242,5 +245,5 @@ env_section! {
         /// Steps between evaluations.
         interval: u64 = 100 => [Min(1.0)];
     }
-    unsupported []
+    unsupported ["curriculum"]
 }

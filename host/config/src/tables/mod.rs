@@ -3,6 +3,7 @@
 //! Owns the configuration structs. Must not know files, flags or how values are checked.
 
 mod common;
+mod curriculum;
 mod environment;
 mod inference;
 mod orchestrator;
@@ -12,14 +13,15 @@ mod sft;
 mod trainer;
 
 pub use common::{Device, Kernels, Log, LogLevel, MatmulPrecision, Tokenizer, Wandb};
+pub use curriculum::{Curriculum, DifficultyPool, DifficultyPoolSampler, Gate, Sampler, StandardSampler};
 pub use environment::{
     ElasticPool, EnvHost, EvalEnv, EvalSampling, Isolation, Pool, SamplingExtra, StaticPool, Timeout, TrainEnv,
     TrainSampling,
 };
 pub use inference::{InferenceConfig, InferenceModel, InferenceRun, ServedModel, Server};
 pub use orchestrator::{
-    Algo, AlgoSampling, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorModel,
-    Renderer, RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
+    Algo, AlgoSampling, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorLog,
+    OrchestratorModel, Renderer, RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
 pub use services::{FrozenModel, Grant, LlmRole, PolicyClient};

@@ -1,6 +1,6 @@
 //! `[orchestrator]`: environments, algorithm, batches.
 
-use super::common::{Log, Tokenizer, Wandb};
+use super::common::{LogLevel, Tokenizer, Wandb};
 use super::environment::{EvalEnv, EvalSampling, TrainEnv, TrainSampling};
 use super::services::{FrozenModel, PolicyClient};
 use super::trainer::DEFAULT_MODEL;
@@ -8,6 +8,9 @@ use crate::macros::{choice, section, union};
 use crate::schema::{Described, Field, Key, Kind, Node, Section, json};
 use serde_json::{Map, Value as Json};
 use std::path::PathBuf;
+
+/// Rollouts per step where nothing is said.
+const DEFAULT_BATCH: usize = 128;
 
 /// The algorithm: which plug-in, and what is handed to it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -209,6 +212,19 @@ section! {
 }
 
 section! {
+    /// Logging of the orchestrator.
+    pub struct OrchestratorLog {
+        /// Least severe level that is logged.
+        level: LogLevel = LogLevel::Info;
+        /// One JSON object per line instead of text.
+        json_logging: bool = false;
+        /// Seconds between lines that say what is under way.
+        interval: f64 = 10.0 => [Above(0.0)];
+    }
+    unsupported ["vf_level", "log_data", "ranks_filter"]
+}
+
+section! {
     /// Rollouts: environments, algorithm, batches.
     pub struct OrchestratorConfig {
         /// The algorithm of environments that have none of their own: `type` names the plug-in, the other keys are handed to
@@ -232,17 +248,23 @@ section! {
         /// Tests on the rollouts of a batch; a dropped rollout is not replaced.
         post_batch_filters: Vec<Filter> = filters(true);
         /// Logging.
-        log: Log = Log::default();
+        log: OrchestratorLog = OrchestratorLog::default();
         /// Weights & Biases; not recorded without this section.
         wandb: Option<Wandb> = None;
         /// Checkpoints; none without this section.
         ckpt: Option<OrchestratorCkpt> = None;
         /// Folder of the run.
         output_dir: PathBuf = PathBuf::from("outputs");
-        /// Rollouts per step.
-        batch_size: usize = 128 => [Min(1.0), Max(1_000_000.0)];
+        /// Rollouts per step; 128 where neither this nor `token_batch_size` is set.
+        batch_size: Option<usize> = None => [Min(1.0), Max(1_000_000.0)];
+        /// Tokens per step instead: whole rollouts until there are at least so many; needs `max_inflight_rollouts`.
+        token_batch_size: Option<usize> = None => [Min(1.0), Max(1_000_000_000.0)];
         /// Rollouts in flight as a multiple of `batch_size`; 1 where neither this nor `max_inflight_rollouts` is set.
         oversampling_factor: Option<f64> = None => [Above(0.0)];
+        /// Rollouts that may start in a minute, evaluations included: so many at once, then evenly; none means no limit.
+        tasks_per_minute: Option<u32> = None => [Min(1.0)];
+        /// How often a rollout that fails in its environment or engine is started again, with the same seed (not in prime-rl).
+        max_retries: u32 = 0;
         /// Rollouts in flight.
         max_inflight_rollouts: Option<usize> = None => [Min(1.0), Max(1_000_000.0)];
         /// Rollouts per task of environments that do not say otherwise.
@@ -263,8 +285,7 @@ section! {
     }
     unsupported [
         "pool_size", "optim", "env_vars", "prime_monitor", "collect_inference_metrics", "inference_metrics_roles",
-        "weight_broadcast", "rollout_transport", "tasks_per_minute", "token_batch_size", "bench", "heartbeat",
-        "concurrency", "env_server_base_port", "pad_to_multiple_of", "monitors",
+        "weight_broadcast", "rollout_transport", "bench", "heartbeat", "concurrency", "env_server_base_port", "pad_to_multiple_of", "monitors",
     ]
     renamed [
         "env" => "`[[orchestrator.train.env]]`",
@@ -274,6 +295,11 @@ section! {
 }
 
 impl OrchestratorConfig {
+    /// Rollouts per step, or `None` where it is counted in tokens.
+    pub fn rollouts_per_step(&self) -> Option<usize> {
+        self.batch_size.or_else(|| self.token_batch_size.is_none().then_some(DEFAULT_BATCH))
+    }
+
     /// The algorithm of training environment `index`, and the dotted key it stands at.
     pub fn algo_of(&self, index: usize) -> (String, &Algo) {
         match self.train.env.get(index).and_then(|env| env.algo.as_ref()) {
@@ -282,12 +308,13 @@ impl OrchestratorConfig {
         }
     }
 
-    /// Rollouts in flight: `max_inflight_rollouts`, or `batch_size` times the oversampling factor, and at least one
-    /// group of the largest size.
+    /// Rollouts in flight: `max_inflight_rollouts` (which a step counted in tokens has), or the rollouts of a step times
+    /// the oversampling factor, and at least one group of the largest size.
     pub fn inflight_rollouts(&self) -> usize {
         let largest = self.train.env.iter().map(|e| e.group_size).max().unwrap_or(self.group_size);
         let factor = self.oversampling_factor.unwrap_or(1.0);
-        let wanted = self.max_inflight_rollouts.unwrap_or((self.batch_size as f64 * factor) as usize);
+        let batch = self.rollouts_per_step().unwrap_or(DEFAULT_BATCH);
+        let wanted = self.max_inflight_rollouts.unwrap_or((batch as f64 * factor) as usize);
         wanted.max(largest)
     }
 }

@@ -23,8 +23,10 @@ section! {
         level: Option<LogLevel> = None;
         /// One JSON object per line instead of text.
         json_logging: bool = false;
+        /// Seconds between lines that say what is under way; the orchestrator has them.
+        interval: Option<f64> = None => [Above(0.0)];
     }
-    unsupported ["vf_level", "log_data", "interval"]
+    unsupported ["vf_level", "log_data"]
 }
 
 section! {

@@ -17,6 +17,7 @@ const GROUP_RELATIVE: &[&str] = &["grpo", "max_rl", "echo"];
 pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     components(config, v);
     let orchestrator = &config.orchestrator;
+    batch(orchestrator, v);
     groups(orchestrator, v);
     lone_rollouts(orchestrator, v);
     outside(orchestrator, v);
@@ -96,9 +97,35 @@ fn components(config: &RlConfig, v: &mut Validator<'_>) {
     }
 }
 
+/// A batch is counted in rollouts or in tokens, and rollouts in flight in one way.
+fn batch(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
+    let [batch, tokens, factor, inflight] =
+        ["batch_size", "token_batch_size", "oversampling_factor", "max_inflight_rollouts"]
+            .map(|key| format!("orchestrator.{key}"));
+    let has_factor = orchestrator.oversampling_factor.is_some();
+    if orchestrator.max_inflight_rollouts.is_some() && has_factor {
+        let message = format!("`{factor}` and `{inflight}` say the same thing twice: set only one");
+        v.fail(&[&factor, &inflight], message);
+    }
+    if orchestrator.token_batch_size.is_none() {
+        return;
+    }
+    if orchestrator.batch_size.is_some() {
+        v.fail(&[&tokens, &batch], format!("`{batch}` and `{tokens}` both say how large a batch is: set only one"));
+    }
+    if has_factor {
+        let message = format!("`{factor}` is a multiple of `{batch}`, which `{tokens}` replaces: set `{inflight}`");
+        v.fail(&[&factor, &tokens], message);
+    } else if orchestrator.max_inflight_rollouts.is_none() {
+        let message = format!("`{tokens}` needs `{inflight}`: it does not say how many rollouts may be in flight");
+        v.fail(&[&tokens], message);
+    }
+}
+
 /// Batches are made of whole groups.
 fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
-    let OrchestratorConfig { batch_size, group_size, max_inflight_rollouts, .. } = orchestrator;
+    let OrchestratorConfig { group_size, max_inflight_rollouts, .. } = orchestrator;
+    let batch_size = orchestrator.rollouts_per_step();
     let general = "orchestrator.group_size".to_string();
     let mut sizes = Vec::new();
     for (i, env) in orchestrator.train.env.iter().enumerate() {
@@ -115,7 +142,9 @@ fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
     for (env, key, size) in sizes {
         let of = env.map(|name| format!(" of environment `{name}`")).unwrap_or_default();
         let shown = if env.is_some() { "group_size" } else { key.as_str() };
-        if !batch_size.is_multiple_of(size) {
+        if let Some(batch_size) = batch_size
+            && !batch_size.is_multiple_of(size)
+        {
             let message = format!(
                 "`orchestrator.batch_size` ({batch_size}) must be a multiple of `{shown}`{of} ({size}): a batch is made of whole groups"
             );
@@ -129,10 +158,6 @@ fn groups(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
             );
             v.fail(&["orchestrator.max_inflight_rollouts", &key], message);
         }
-    }
-    if max_inflight_rollouts.is_some() && orchestrator.oversampling_factor.is_some() {
-        let keys = ["orchestrator.oversampling_factor", "orchestrator.max_inflight_rollouts"];
-        v.fail(&keys, format!("`{}` and `{}` say the same thing twice: set only one", keys[0], keys[1]));
     }
 }
 
@@ -207,6 +232,12 @@ fn environments(orchestrator: &OrchestratorConfig, v: &mut Validator<'_>) {
             let message =
                 "the temperature of training rollouts must be more than 0: greedy rollouts of a task are all equal";
             v.fail(&[&key], message);
+        }
+        let table = format!("orchestrator.train.env.{i}.curriculum");
+        let wrong = [env.curriculum.pools().err(), env.curriculum.gates().err()];
+        for (key, why) in wrong.into_iter().flatten() {
+            let key = format!("{table}.{key}");
+            v.fail(&[&key, &table], format!("`{key}` {why}"));
         }
     }
     if let Some(eval) = &orchestrator.eval {

@@ -1,11 +1,11 @@
 //! When the state of a step is taken, and from what. Owns the conditions under which it is all there; must not know what is
 //! written where.
 
-use super::{Action, Machine, Shipped};
+use super::{Action, GroupKey, Machine, Shipped};
 use crate::state::Open;
 use crate::{Purpose, Settings, State};
 use prl_types::Step;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The last step that is sampled. The state of the last step that is trained needs the batches which a longer run would have
 /// sampled by then.
@@ -23,13 +23,13 @@ fn names(settings: &Settings, purpose: Purpose) -> Vec<&str> {
 
 const PURPOSES: [Purpose; 2] = [Purpose::Train, Purpose::Eval];
 
-/// Environments that have worked before, by their place in the settings.
-pub(super) fn proven(settings: &Settings, by_name: &[BTreeSet<String>; 2]) -> BTreeSet<(Purpose, usize)> {
+/// The first groups of environments that have worked before: none that will be opened.
+pub(super) fn firsts(settings: &Settings, proven: &[BTreeSet<String>; 2]) -> BTreeMap<(Purpose, usize), GroupKey> {
     let of = |(purpose, known): (Purpose, &BTreeSet<String>)| {
         let places = names(settings, purpose).into_iter().enumerate().filter(|(_, name)| known.contains(*name));
-        places.map(|(place, _)| (purpose, place)).collect::<Vec<_>>()
+        places.map(|(place, _)| ((purpose, place), GroupKey { purpose, seq: u64::MAX })).collect::<Vec<_>>()
     };
-    PURPOSES.into_iter().zip(by_name).flat_map(of).collect()
+    PURPOSES.into_iter().zip(proven).flat_map(of).collect()
 }
 
 impl Machine {
@@ -54,8 +54,8 @@ impl Machine {
         });
         let known = |purpose| {
             let names = names(&self.settings, purpose);
-            let places = self.proven.iter().filter(|(of, _)| *of == purpose);
-            places.filter_map(|(_, place)| names.get(*place).map(|name| (*name).to_owned())).collect()
+            let ended = self.firsts.iter().filter(|((of, _), key)| *of == purpose && !self.groups.contains_key(key));
+            ended.filter_map(|((_, place), _)| names.get(*place).map(|name| (*name).to_owned())).collect()
         };
         let state = State {
             progress,
@@ -63,6 +63,7 @@ impl Machine {
                 next_group: self.source.next_group(),
                 tasks_taken: self.source.taken(),
                 algorithms: self.states.clone(),
+                rewards: self.source.rewards(),
                 ..self.totals.clone()
             },
             cuts: later.iter().map(|shipped| shipped.cut.clone()).collect(),

@@ -6,7 +6,7 @@ use crate::rollout::Plan;
 use crate::scoring::Verdict;
 use crate::seed::{derive, fnv1a};
 use crate::tasks::task_seed;
-use crate::{Error, Finished, Purpose};
+use crate::{Error, Finished, Mode, Purpose};
 use prl_types::{ErrorKind, GroupId, PolicyVersion, Rollout, RolloutError, RolloutId, Step, Task};
 use std::sync::Arc;
 
@@ -41,6 +41,11 @@ impl Group {
         self.index
     }
 
+    /// The policy that was visible when it was opened.
+    pub(super) fn version(&self) -> PolicyVersion {
+        self.version
+    }
+
     /// What is to be reported of a group that ends here: finished members as they are, running ones as cancelled.
     pub(super) fn end(self, why: &str) -> impl Iterator<Item = Rollout> {
         self.members.into_iter().filter_map(move |member| match member {
@@ -63,11 +68,9 @@ impl Machine {
     }
 
     pub(super) fn open_groups(&mut self, out: &mut Vec<Action>) {
-        while self.outstanding < self.max_inflight {
-            let opened = self.open_eval_group(out) || (self.wants_train_group() && self.open_train_group(out));
-            if !opened {
-                return;
-            }
+        while self.inflight + self.flow.eval_waiting < self.max_inflight && self.open_eval_group(out) {}
+        while self.outstanding < self.max_inflight && self.mode() == Mode::PreferTrain && self.wants_train_group() {
+            self.open_train_group(out);
         }
     }
 
@@ -95,16 +98,15 @@ impl Machine {
         }
         // The newest batch that the visible policy may begin.
         let newest = self.last.min((self.visible + 1).saturating_add(self.settings.max_async_level));
-        let wanted = (newest + 1).saturating_sub(self.step).saturating_mul(self.settings.batch_size as u64);
         let coming: usize = self
             .train_groups()
             .map(|(_, group)| group.members.len())
             .chain(self.scoring.iter().map(|s| s.members.len()))
             .sum();
-        ((self.batcher.pending() + coming) as u64) < wanted
+        self.batcher.wants((newest + 1).saturating_sub(self.step), coming)
     }
 
-    fn open_train_group(&mut self, out: &mut Vec<Action>) -> bool {
+    fn open_train_group(&mut self, out: &mut Vec<Action>) {
         let pick = self.source.pick();
         let size = self.settings.train[pick.env].group_size;
         let key = GroupKey { purpose: Purpose::Train, seq: pick.group.0 };
@@ -118,7 +120,6 @@ impl Machine {
             derive(self.settings.seed, "group", pick.group.0, 0),
         );
         out.push(Action::FetchTask { key, env: pick.env, index: pick.index, seed: pick.seed });
-        true
     }
 
     fn open_group(&mut self, key: GroupKey, env: usize, index: u64, size: u32, step: Step, seed: u64) {
@@ -132,19 +133,35 @@ impl Machine {
             version: PolicyVersion(self.visible),
             left: size as usize,
         };
+        self.firsts.entry((key.purpose, env)).or_insert(key);
         self.outstanding += group.left;
+        if key.purpose == Purpose::Eval {
+            self.flow.eval_waiting += group.left;
+        }
         self.groups.insert(key, group);
     }
 
     pub(super) fn dispatch(&mut self, out: &mut Vec<Action>) {
-        while self.inflight < self.max_inflight {
-            let Some((key, member)) = self.ready.pop_first() else { return };
+        while let Some((key, member)) = self.next_start() {
+            if let Err(at) = self.flow.take(self.now) {
+                out.push(Action::WakeAt(at));
+                return;
+            }
+            self.ready.remove(&(key, member));
+            let again = self.flow.again.remove(&(key, member));
             let Some(group) = self.groups.get_mut(&key) else { continue };
+            if again {
+                if let Member::Running(plan) = &group.members[member as usize] {
+                    out.push(Action::Start { key, env: group.env, plan: plan.clone() });
+                }
+                continue;
+            }
             let Some(task) = group.task.clone() else { continue };
             let size = group.members.len() as u32;
             let plan = Plan {
                 purpose: key.purpose,
                 id: id(key, group.index, member),
+                attempt: 0,
                 group_size: size,
                 task,
                 seed: derive(group.seed, "member", u64::from(member), 0),
@@ -153,6 +170,9 @@ impl Machine {
             };
             group.members[member as usize] = Member::Running(plan.clone());
             self.inflight += 1;
+            if key.purpose == Purpose::Eval {
+                self.flow.eval_waiting -= 1;
+            }
             out.push(Action::Start { key, env: group.env, plan });
         }
     }
@@ -175,6 +195,7 @@ impl Machine {
                     let plan = Plan {
                         purpose: key.purpose,
                         id: id(key, group.index, member as u32),
+                        attempt: 0,
                         group_size: 0,
                         task: task.clone(),
                         seed: 0,
@@ -184,14 +205,26 @@ impl Machine {
                     let message = format!("no task {} of split `{split}`: {message}", group.index);
                     *slot = Member::Done(Box::new(plan.failed(ErrorKind::EnvError, message)));
                 }
-                self.outstanding -= std::mem::take(&mut group.left);
+                let left = std::mem::take(&mut group.left);
+                self.outstanding -= left;
+                if key.purpose == Purpose::Eval {
+                    self.flow.eval_waiting -= left;
+                }
                 self.complete(key)
             }
         }
     }
 
     pub(super) fn on_rollout(&mut self, key: GroupKey, member: u32, finished: Box<Finished>) -> Result<(), Error> {
+        let again = self.tries_again(&finished.rollout);
         let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
+        if again && let Member::Running(plan) = &mut group.members[member as usize] {
+            plan.attempt += 1;
+            tracing::debug!("Rollout {} failed and starts again: {:?}", plan.id, finished.rollout.error);
+            self.flow.again.insert((key, member));
+            return Ok(());
+        }
+        self.flow.count(key.purpose, &finished.rollout);
         group.members[member as usize] = Member::Done(finished);
         group.left -= 1;
         self.inflight -= 1;
@@ -240,10 +273,11 @@ impl Machine {
         self.end_eval_group(key);
     }
 
-    /// An environment whose first group fails before any turn will not do better later.
+    /// An environment whose first group fails before any turn will not do better later. The first that was opened, not
+    /// the first that ended: otherwise it would be a matter of timing.
     fn check_first(&mut self, key: GroupKey) -> Result<(), Error> {
         let Some(group) = self.groups.get(&key) else { return Ok(()) };
-        if !self.proven.insert((key.purpose, group.env)) {
+        if self.firsts.get(&(key.purpose, group.env)) != Some(&key) {
             return Ok(());
         }
         let mut first = None;
@@ -282,6 +316,7 @@ impl Machine {
             self.outstanding -= group.left;
             for (member, slot) in group.members.iter().enumerate() {
                 self.ready.remove(&(key, member as u32));
+                self.flow.again.remove(&(key, member as u32));
                 if matches!(slot, Member::Running(_)) {
                     self.inflight -= 1;
                     out.push(Action::Cancel { key, member: member as u32 });
@@ -292,6 +327,7 @@ impl Machine {
                 if rollout.error.is_none() {
                     rollout.fail(RolloutError { kind: ErrorKind::Cancelled, message: why.into() });
                 }
+                self.flow.count(Purpose::Train, &rollout);
                 self.batcher.cancelled(&rollout);
                 self.observer.rollout(Purpose::Train, self.step.min(self.last), &rollout);
             }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub const STOP: TokenId = 3;
 
@@ -44,7 +45,12 @@ pub struct World {
     pub trained: AtomicU64,
     pub live: AtomicUsize,
     pub max_live: AtomicUsize,
-    pub opened: Mutex<BTreeSet<(Purpose, Step, String, RolloutId)>>,
+    /// Seeds of every start of a rollout.
+    pub opened: Mutex<BTreeMap<(Purpose, Step, String, RolloutId), Vec<u64>>>,
+    /// When rollouts were started, and for what.
+    pub starts: Mutex<Vec<(Instant, Purpose)>>,
+    pub status: Mutex<Vec<Status>>,
+    began: Instant,
     pub log: Mutex<Log>,
     /// Stop texts that turns were sampled with.
     pub stops: Mutex<BTreeSet<Vec<String>>>,
@@ -77,6 +83,12 @@ pub struct Script {
     pub hints: SamplingHints,
     pub sampled_tokens: usize,
     pub train_fails_at: Step,
+    /// Starts of a rollout that its fault strikes.
+    pub strikes: usize,
+    /// Of each second of the run, how many milliseconds the engine pauses.
+    pub pause_ms: u64,
+    /// Longest training step, beyond the other delays.
+    pub train_ms: u64,
     pub source: Option<Arc<dyn Source>>,
     pub reference: Option<Arc<dyn Reference>>,
 }
@@ -95,6 +107,9 @@ impl Default for Script {
             hints: SamplingHints::default(),
             sampled_tokens: 6,
             train_fails_at: 0,
+            strikes: usize::MAX,
+            pause_ms: 0,
+            train_ms: 0,
             source: None,
             reference: None,
         }
@@ -171,6 +186,9 @@ impl World {
             live: AtomicUsize::new(0),
             max_live: AtomicUsize::new(0),
             opened: Mutex::default(),
+            starts: Mutex::default(),
+            status: Mutex::default(),
+            began: Instant::now(),
             log: Mutex::default(),
             stops: Mutex::default(),
             script,
@@ -209,10 +227,19 @@ impl World {
         for (purpose, step, r) in &self.log.lock().unwrap().rollouts {
             let eval_step = if *purpose == Purpose::Eval { *step } else { 0 };
             let id = (*purpose, eval_step, r.task.env.clone(), r.id);
-            assert!(opened.contains(&id) || r.error.is_some(), "rollout {} came from nowhere", r.id);
+            match opened.get(&id) {
+                Some(seeds) => {
+                    let starts = seeds.len() as u32;
+                    let cancelled = r.error.as_ref().is_some_and(|error| error.kind == ErrorKind::Cancelled);
+                    // A failed one may be cancelled before it starts again.
+                    assert!(starts == r.attempt + 1 || cancelled && starts == r.attempt, "{starts} starts of {}", r.id);
+                    assert!(seeds.iter().all(|seed| *seed == seeds[0]), "rollout {} has several seeds", r.id);
+                }
+                None => assert!(r.error.is_some() && r.attempt == 0, "rollout {} came from nowhere", r.id),
+            }
             assert!(reported.insert(id), "rollout {} was reported twice", r.id);
         }
-        let lost: Vec<_> = opened.difference(&reported).collect();
+        let lost: Vec<_> = opened.keys().filter(|id| !reported.contains(*id)).collect();
         assert!(lost.is_empty(), "never reported: {lost:?}");
         assert_eq!(self.live.load(SeqCst), 0);
     }
@@ -242,6 +269,7 @@ pub fn train_env(name: &str, group_size: u32) -> TrainEnv {
         sampling: Sampling::default(),
         max_turns: None,
         timeout: None,
+        curriculum: Curriculum::default(),
     }
 }
 
@@ -279,6 +307,10 @@ impl Policy for FakePolicy {
             world.stops.lock().unwrap().insert(request.sampling.stop.clone());
             let first = world.visible.load(SeqCst);
             world.delays.pause().await;
+            let at = world.began.elapsed().as_millis() as u64 % 1000;
+            if at < world.script.pause_ms {
+                tokio::time::sleep(Duration::from_millis(world.script.pause_ms - at)).await;
+            }
             let last = world.visible.load(SeqCst);
             let marker = request.prompt.iter().rev().find(|t| **t >= 5000).copied();
             match marker {
@@ -357,10 +389,14 @@ impl Env for FakeEnv {
             let live = world.live.fetch_add(1, SeqCst) + 1;
             world.max_live.fetch_max(live, SeqCst);
             let eval_step = if request.purpose == Purpose::Eval { request.step } else { 0 };
-            let fresh =
-                world.opened.lock().unwrap().insert((request.purpose, eval_step, self.name.clone(), request.id));
-            assert!(fresh, "rollout {} was started twice", request.id);
-            let fault = (world.script.fault)(&task, Some(&request));
+            let attempt = {
+                let mut opened = world.opened.lock().unwrap();
+                let seeds = opened.entry((request.purpose, eval_step, self.name.clone(), request.id)).or_default();
+                seeds.push(request.seed);
+                seeds.len()
+            };
+            world.starts.lock().unwrap().push((Instant::now(), request.purpose));
+            let fault = (world.script.fault)(&task, Some(&request)).filter(|_| attempt <= world.script.strikes);
             let session = FakeSession { world, request, fault, turn: 0, text: String::new() };
             session.world.delays.pause().await;
             if fault == Some(Fault::Open) {
@@ -530,6 +566,9 @@ impl Trainer for FakeTrainer {
             let step = batch.step;
             assert_eq!(step, self.0.trained.load(SeqCst) + 1, "steps are trained one after another");
             self.0.delays.pause().await;
+            if self.0.script.train_ms > 0 {
+                tokio::time::sleep(Duration::from_millis(mix(&[step]) % self.0.script.train_ms)).await;
+            }
             if step == self.0.script.train_fails_at {
                 return Err("device lost".into());
             }
@@ -569,5 +608,9 @@ impl Observer for FakeObserver {
         let mut log = self.0.log.lock().unwrap();
         log.order.push(format!("eval {} {}", eval.env, eval.step));
         log.evals.push((eval.clone(), metrics.clone()));
+    }
+
+    fn status(&self, status: &Status) {
+        self.0.status.lock().unwrap().push(status.clone());
     }
 }

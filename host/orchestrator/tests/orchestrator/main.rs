@@ -1,5 +1,7 @@
 //! The shipped crate against fakes of engine, environment, algorithm and trainer, on a paused clock.
 
+mod curriculum;
+mod dispatch;
 mod failures;
 mod fakes;
 mod others;

@@ -36,6 +36,10 @@ fn a_run_that_goes_on_is_the_run_that_did_not_end() {
         let mut s = Settings { max_async_level: level, checkpoints: Some(Due { interval: Some(1) }), ..two_envs(6) };
         // Surplus rollouts of whole groups wait for the next batch.
         s.train[1].group_size = 5;
+        s.max_retries = level as u32 % 2;
+        if level == 2 {
+            (s.token_batch_size, s.max_inflight_rollouts) = (Some(150), Some(16));
+        }
         let whole = World::new(level, 40, faulty());
         block_on(whole.run(s.clone())).unwrap();
         let whole = whole.log.lock().unwrap();
