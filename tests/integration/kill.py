@@ -17,7 +17,8 @@ prl, toml, scratch, kills, *words = sys.argv[1:]
 scratch, kills = pathlib.Path(scratch), int(kills)
 random.seed(0)
 base = [prl, "rl", "@", toml, "--ckpt.interval", "1", *words]
-CLOCKED = ("time/", "timing/", "perf/", "system/")
+# What depends on a clock or on the disk.
+CLOCKED = ("time/", "timing/", "perf/", "system/", "ckpt/")
 
 
 def story(out):

@@ -210,16 +210,28 @@ impl Machine {
     pub(crate) fn handle(&mut self, event: Event, now: f64) -> Result<Vec<Action>, Error> {
         self.now = now;
         let mut out = Vec::new();
-        match event {
-            Event::Task { key, task } => self.on_task(key, task)?,
-            Event::Rollout { key, member, finished } => self.on_rollout(key, member, finished)?,
-            Event::EvalScored { key, verdicts } => self.on_eval_scored(key, verdicts),
-            Event::Scored { group, judged } => self.on_scored(group, judged)?,
-            Event::Trained { step, result } => self.on_trained(step, result, &mut out)?,
-            Event::Tick => {}
+        match self.on(event, &mut out).and_then(|()| self.pump(&mut out)) {
+            Err(error) if self.is_ahead(&error) => {
+                self.leave_ahead(&error, &mut out);
+                self.pump(&mut out)?;
+            }
+            done => done?,
         }
-        self.pump(&mut out)?;
         Ok(out)
+    }
+
+    fn on(&mut self, event: Event, out: &mut Vec<Action>) -> Result<(), Error> {
+        match event {
+            Event::Task { key, task } => self.on_task(key, task),
+            Event::Rollout { key, member, finished } => self.on_rollout(key, member, finished),
+            Event::EvalScored { key, verdicts } => {
+                self.on_eval_scored(key, verdicts);
+                Ok(())
+            }
+            Event::Scored { group, judged } => self.on_scored(group, judged),
+            Event::Trained { step, result } => self.on_trained(step, result, out),
+            Event::Tick => Ok(()),
+        }
     }
 
     /// Whether the run is complete.

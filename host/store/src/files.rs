@@ -23,7 +23,9 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     point(path)?;
     let mut file = File::create(path).at("create", path)?;
+    point(path)?;
     file.write_all(bytes).at("write", path)?;
+    point(path)?;
     file.sync_all().at("sync", path)
 }
 
@@ -40,6 +42,7 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
 
 /// Makes the names in a folder durable.
 pub(crate) fn sync_dir(path: &Path) -> Result<(), StoreError> {
+    point(path)?;
     File::open(path).and_then(|dir| dir.sync_all()).at("sync", path)
 }
 
@@ -104,26 +107,42 @@ pub(crate) use fault::point;
 
 #[cfg(test)]
 pub(crate) mod fault {
-    //! Lets the n-th file operation of a thread fail, and every later one, as if the process had been killed.
+    //! Lets a file operation of a thread fail: it alone, as on a full disk, or with every later one, as if the process had
+    //! been killed.
 
     use super::*;
     use std::cell::Cell;
+    use std::io::{Error, ErrorKind};
 
     thread_local! {
-        static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+        static LEFT: Cell<Option<(u32, bool)>> = const { Cell::new(None) };
     }
 
     /// Dies at the operation after `operations` more; `None` switches faults off.
     pub fn die_after(operations: Option<u32>) {
-        LEFT.set(operations);
+        LEFT.set(operations.map(|n| (n, true)));
+    }
+
+    /// Has the operation after `operations` more find the disk full.
+    pub fn full_after(operations: u32) {
+        LEFT.set(Some((operations, false)));
+    }
+
+    /// Whether the fault is still to come.
+    pub fn is_due() -> bool {
+        LEFT.get().is_some_and(|(n, dies)| n > 0 || !dies)
     }
 
     pub fn point(path: &Path) -> Result<(), StoreError> {
         match LEFT.get() {
             None => Ok(()),
-            Some(0) => Err(std::io::Error::other("killed")).at("reach", path),
-            Some(n) => {
-                LEFT.set(Some(n - 1));
+            Some((0, true)) => Err(Error::other("killed")).at("reach", path),
+            Some((0, false)) => {
+                LEFT.set(None);
+                Err(Error::from(ErrorKind::StorageFull)).at("write", path)
+            }
+            Some((n, dies)) => {
+                LEFT.set(Some((n - 1, dies)));
                 Ok(())
             }
         }

@@ -121,3 +121,67 @@ pub(crate) fn steps_in(dir: &Path) -> Result<Vec<(Step, PathBuf)>, StoreError> {
     steps.sort_unstable();
     Ok(steps)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::fault;
+    use crate::{Create, RunDir};
+    use serde_json::json;
+
+    /// A run that is to go on after step 4, with records of the steps that follow.
+    fn run(dir: &Path) -> (RunDir, Marks) {
+        let run = RunDir::create(dir, &Create { resuming: true, ..Create::default() }).unwrap();
+        let mut log = run.rollouts();
+        let line = |env: &str, n: u32| json!({"task": {"env": env}, "n": n});
+        log.append(4, Split::Eval, Subset::All, &line("a", 1)).unwrap();
+        log.append(5, Split::Train, Subset::All, &line("a", 2)).unwrap();
+        log.append(6, Split::Train, Subset::Effective, &line("a", 3)).unwrap();
+        let marks = log.marks(4).unwrap();
+        log.append(5, Split::Train, Subset::All, &line("a", 4)).unwrap();
+        log.append(4, Split::Eval, Subset::All, &line("b", 5)).unwrap();
+        log.append(7, Split::Train, Subset::All, &line("a", 6)).unwrap();
+        log.flush().unwrap();
+        for step in 4..=5 {
+            run.checkpoints().begin(step).unwrap().commit().unwrap();
+        }
+        let rows = "{\"step\":4,\"eval/a/policy_version\":4}\n{\"step\":5}\n";
+        fs::write(run.metrics(), rows).unwrap();
+        (run, marks)
+    }
+
+    /// Every file that is not set aside.
+    fn kept(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+        let files = files::sync_tree(dir).unwrap().into_iter();
+        let files = files.filter(|file| !file.starts_with("orphaned") && file != Path::new(".lock"));
+        files.map(|file| (file.clone(), fs::read(dir.join(file)).unwrap())).collect()
+    }
+
+    #[test]
+    fn killed_at_any_operation_the_next_preparation_completes_it() {
+        let want = {
+            let dir = tempfile::tempdir().unwrap();
+            let (run, marks) = run(dir.path());
+            run.set_aside_after(4, &marks).unwrap();
+            kept(dir.path())
+        };
+        assert!(want.iter().any(|(file, text)| file.ends_with("step_5/train/all/traces.jsonl") && text.len() < 60));
+        for die_at in 0.. {
+            let dir = tempfile::tempdir().unwrap();
+            let (run, marks) = run(dir.path());
+            fault::die_after(Some(die_at));
+            let died = run.set_aside_after(4, &marks).is_err();
+            fault::die_after(None);
+            run.set_aside_after(4, &marks).unwrap();
+            let left = kept(dir.path());
+            // Copies that were not completed may lie about; nothing reads them.
+            let left: Vec<_> = left.into_iter().filter(|(f, _)| !f.to_string_lossy().contains(".tmp")).collect();
+            let left: Vec<_> = left.into_iter().filter(|(f, _)| !f.to_string_lossy().contains(".kept")).collect();
+            assert_eq!(left, want, "died at operation {die_at}");
+            if !died {
+                assert!(die_at > 30, "only {die_at} operations");
+                break;
+            }
+        }
+    }
+}

@@ -352,6 +352,40 @@ mod tests {
     }
 
     #[test]
+    fn on_a_full_disk_the_checkpoint_is_lost_and_nothing_else() {
+        let keep = Keep { last: Some(1), interval: None };
+        let write = |c: &Checkpoints, step: Step| {
+            let w = c.begin(step)?;
+            w.write("trainer/model.bin", &[step as u8; 100])?;
+            w.write("orchestrator/state.json", b"{}")?;
+            w.commit()
+        };
+        for full_at in 0.. {
+            let dir = tempfile::tempdir().unwrap();
+            let c = Checkpoints::with_manifest(dir.path().join("checkpoints"));
+            write(&c, 1).unwrap();
+            fault::full_after(full_at);
+            let written = write(&c, 2);
+            let met = !fault::is_due();
+            fault::die_after(None);
+            if !met {
+                assert!(full_at > 15, "only {full_at} operations");
+                break;
+            }
+            let error = written.unwrap_err().to_string();
+            assert!(error.contains("no storage space"), "{error}");
+            // The last operations come after the name: the step is there then, and its name may not be durable.
+            let (step, _) = c.resolve(-1).unwrap();
+            let names: Vec<_> = c.steps().unwrap();
+            assert_eq!(names, (1..=step).collect::<Vec<_>>(), "full at operation {full_at}");
+            assert!(fs::read_dir(c.dir()).unwrap().count() == names.len(), "a leftover, full at operation {full_at}");
+            write(&c, 3).unwrap();
+            c.prune(keep).unwrap();
+            assert_eq!(c.steps().unwrap(), [3]);
+        }
+    }
+
+    #[test]
     fn names_are_strict() {
         for (name, step) in [("step_7", Some(7)), ("step_07", None), ("step_", None), ("step_7.tmp", None), ("7", None)]
         {

@@ -3,6 +3,7 @@
 use crate::plugin::built;
 use crate::rl::timeless;
 use crate::support::{Row, Run, Running, Scratch, files, refused, repo, rows};
+use std::path::Path;
 
 #[test]
 fn a_run_goes_on_where_it_was() {
@@ -52,6 +53,18 @@ fn story(run: &Run, step: u64) -> (Vec<Row>, Vec<String>, Vec<u8>) {
     (timeless(run.metrics()), tasks, run.weights(step))
 }
 
+/// Each step and each evaluation once, with the same numbers, from the same rollouts, to the same weights.
+#[track_caller]
+fn same_story(name: &str, a: &Run, b: &Run, step: u64) {
+    let (a, b) = (story(a, step), story(b, step));
+    for (a, b) in a.0.iter().zip(&b.0) {
+        let other: Vec<&String> = a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key)).collect();
+        assert!(other.is_empty(), "{name}: step {}: {other:?}", a["step"]);
+    }
+    assert!(a.0.len() == b.0.len() && a.1 == b.1, "{name}: other rollouts");
+    assert!(a.2 == b.2, "{name}: other weights");
+}
+
 #[test]
 fn a_run_with_a_stop_is_the_run_without() {
     let scratch = Scratch::new();
@@ -81,13 +94,7 @@ fn a_run_with_a_stop_is_the_run_without() {
         let ahead = rows(&scratch.path(&format!("{stopped}/rollouts/step_4/train/all/traces.jsonl"))).len();
         assert!(ahead >= 16, "{name}: the batch that a longer run would have sampled is in the checkpoint");
         rl(&stopped, "--max-steps 6 --ckpt.resume-step -1");
-        let (a, b) = (story(&scratch.run(&through), 6), story(&scratch.run(&stopped), 6));
-        for (a, b) in a.0.iter().zip(&b.0) {
-            let other: Vec<&String> = a.keys().filter(|key| a.get(*key) != b.get(*key)).collect();
-            assert!(other.is_empty(), "{name}: step {}: {other:?}", a["step"]);
-        }
-        assert!(a.0.len() == b.0.len() && a.1 == b.1, "{name}: other rollouts");
-        assert!(a.2 == b.2, "{name}: other weights");
+        same_story(name, &scratch.run(&through), &scratch.run(&stopped), 6);
     }
 }
 
@@ -117,9 +124,7 @@ fn a_run_that_is_killed_again_and_again_is_the_run_that_is_not() {
     };
     let done = done.ok();
     assert!(done.stdout.contains("Resuming after step ") || done.stdout.contains("Starting fresh"), "{done}");
-    let (a, b) = (story(&scratch.run("through"), 8), story(&scratch.run("killed"), 8));
-    assert_eq!(a.0, b.0, "each step and each evaluation once, with the same numbers");
-    assert!(a.1 == b.1 && a.2 == b.2, "other rollouts or weights");
+    same_story("killed", &scratch.run("through"), &scratch.run("killed"), 8);
 }
 
 #[test]
@@ -162,14 +167,75 @@ fn what_cannot_be_resumed_is_refused_untouched() {
         assert!(done.stderr.starts_with("error: `ckpt.resume_step`: "), "{done}");
         assert!(!scratch.path("new").exists());
     }
+}
 
-    // A damaged checkpoint is not the one that was saved.
-    let weights = scratch.path("out/checkpoints/step_2/trainer/model.safetensors");
-    let mut bytes = std::fs::read(&weights).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    std::fs::write(&weights, bytes).unwrap();
-    let done = scratch.rl("out", "--max-steps 4 --ckpt.resume-step 2");
-    assert_eq!(done.code, Some(2), "{done}");
-    assert!(done.stderr.contains("model.safetensors has changed"), "{done}");
-    assert_eq!(rows(&scratch.path("out/metrics.jsonl")).len(), 4);
+#[test]
+fn a_byte_of_any_file_is_missed_and_the_checkpoint_before_is_used() {
+    let scratch = Scratch::new();
+    scratch.rl("out", "--max-steps 2 --ckpt.interval 1 --no-orchestrator.eval").ok();
+    let newest = files(&scratch.path("out/checkpoints/step_2"));
+    let names: Vec<&String> = newest.keys().filter(|name| !name.ends_with('/')).collect();
+    assert!(names.len() > 9, "{names:?}");
+    for (n, name) in names.into_iter().enumerate() {
+        let run = format!("run_{n}");
+        copy_all(&scratch.path("out"), &scratch.path(&run));
+        let path = scratch.path(&format!("{run}/checkpoints/step_2/{name}"));
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = drawn(n as u64 + 7, bytes.len().max(1) as u64) as usize;
+        match bytes.get_mut(at) {
+            Some(byte) if n % 3 > 0 => *byte ^= 1 << (n % 7),
+            _ => bytes.truncate(at),
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        if Some(&bytes) == newest.get(name) {
+            continue; // an empty file has nothing to lose
+        }
+        refused(&scratch.rl(&run, "--max-steps 2 --ckpt.resume-step 2"), &["`ckpt.resume_step`", name.as_str()]);
+        let done = scratch.rl(&run, "--max-steps 1 --no-orchestrator.eval --ckpt.resume-step -1").ok();
+        assert!(done.stdout.contains("Resuming after step 1"), "{name}: {done}");
+        assert!(done.stdout.contains("WARNING") && done.stdout.contains(name.as_str()), "{name}: {done}");
+        scratch.run(&run).has(&format!("orphaned/checkpoints/step_2/{name}"));
+        std::fs::remove_dir_all(scratch.path(&run)).unwrap();
+    }
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for (name, bytes) in files(from) {
+        let path = to.join(&name);
+        if name.ends_with('/') { std::fs::create_dir_all(path).unwrap() } else { std::fs::write(path, bytes).unwrap() }
+    }
+}
+
+/// Files may not be longer than the weights are: what a full disk does to a checkpoint and not to metrics.
+#[test]
+fn a_disk_that_is_full_costs_the_checkpoint_and_not_the_run() {
+    let scratch = Scratch::new();
+    scratch.rl("out", "--max-steps 1").ok();
+    let words = scratch.rl_words("out", "--max-steps 3 --ckpt.interval 1 --no-orchestrator.eval --ckpt.resume-step 1");
+    let prl = scratch.command(&words);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 4096; exec \"$@\"", "sh"]).arg(prl.get_program()).args(prl.get_args());
+    limited.current_dir(scratch.path(""));
+    let done = Running::start(limited).wait();
+    assert_eq!(done.code, Some(1), "{done}");
+    assert!(
+        done.stdout.contains("checkpoint of step 2 failed") && done.stderr.contains("could not be written"),
+        "{done}"
+    );
+    let run = scratch.run("out");
+    assert_eq!(run.steps().len(), 3, "the run went on");
+    assert_eq!(run.series("ckpt/failed")[1..].last().map(|failed| *failed >= 1.0), Some(true));
+    for folder in ["checkpoints", "weights"] {
+        assert_eq!(
+            files(&run.path(folder))
+                .keys()
+                .filter(|name| name.matches('/').count() == 1 && name.ends_with('/'))
+                .count(),
+            1
+        );
+    }
+    // Where there is room again, it goes on from what is there.
+    scratch.rl("out", "--max-steps 3 --no-orchestrator.eval --ckpt.resume-step -1").ok();
+    run.has("checkpoints/step_3/manifest.json");
 }

@@ -3,7 +3,7 @@
 
 use super::{Action, GroupKey, Machine, Shipped};
 use crate::state::Open;
-use crate::{Purpose, Settings, State};
+use crate::{Error, Purpose, Settings, State};
 use prl_types::Step;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,6 +74,21 @@ impl Machine {
         };
         self.observer.mark(step);
         self.taken.push_back(state);
+    }
+
+    /// Whether an error is about a batch that is sampled for a checkpoint only.
+    pub(super) fn is_ahead(&self, error: &Error) -> bool {
+        let of_sampling =
+            matches!(error, Error::NothingToTrain { .. } | Error::ErrorRate { .. } | Error::EnvFailedAtStart { .. });
+        of_sampling && self.step > self.last && self.step <= self.sampled
+    }
+
+    /// Leaves what is not trained in this run to a run that goes on.
+    pub(super) fn leave_ahead(&mut self, error: &Error, out: &mut Vec<Action>) {
+        tracing::warn!("{error}; this is about step {}, which this run does not train", self.step);
+        self.sampled = self.step - 1;
+        (self.open, self.missing) = (false, 0);
+        self.cancel_train(out, |_| true);
     }
 
     /// Outside deterministic mode a state is taken as soon as no group is between its environment and a batch.

@@ -614,3 +614,46 @@ impl Observer for FakeObserver {
         self.0.status.lock().unwrap().push(status.clone());
     }
 }
+
+/// A state out of its text.
+pub fn state(text: &str) -> State {
+    serde_json::from_str(text).unwrap()
+}
+
+/// Batches of rollouts, and of samples as they were trained.
+pub type Line = (Vec<(Step, Vec<RolloutId>)>, Vec<Arc<Batch>>);
+
+/// A run that dies again and again and goes on from its newest state, in worlds with delays of up to `max_ms`. Gives the
+/// batches of the line that survives.
+///
+/// # Errors
+/// What ended a life that was not cut off.
+pub fn dying(seed: u64, s: &Settings, max_ms: u64, script: impl Fn() -> Script) -> Result<Line, Error> {
+    let (mut batches, mut trained) = Line::default();
+    let mut resume: Option<State> = None;
+    for life in 0..1000 {
+        let settings = Settings { resume: resume.clone(), ..s.clone() };
+        // Later lives are longer, so that a run which makes little progress in a short one comes to its end.
+        let patience = Duration::from_millis(20 + mix(&[seed, life, 1]) % (1200 + 100 * life * life));
+        let (ended, world) = block_on(async {
+            let world = World::new(mix(&[seed, life]), max_ms, script());
+            let (deps, _stop) = world.deps(&settings);
+            (tokio::time::timeout(patience, run(settings, deps)).await, world)
+        });
+        let log = world.log.lock().unwrap();
+        let newest = log.kept.last().map(|text| state(text));
+        let (whole, step) = match (ended, &newest) {
+            (Ok(ended), _) => (ended.map(|_| true)?, u64::MAX),
+            (Err(_), Some(state)) => (false, state.progress().step),
+            (Err(_), None) => continue,
+        };
+        let until = if whole { log.batches.len() } else { log.marks[&step].1 };
+        batches.extend_from_slice(&log.batches[..until]);
+        trained.extend(log.trained.iter().filter(|batch| batch.step <= step).cloned());
+        if whole {
+            return Ok((batches, trained));
+        }
+        resume = newest;
+    }
+    panic!("seed {seed}: it never came to its end");
+}

@@ -8,10 +8,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-fn state(text: &str) -> State {
-    serde_json::from_str(text).unwrap()
-}
-
 /// Every step from `from` on, as far as no clock has a part in it: what was trained, reported and evaluated.
 fn story(log: &Log, from: Step) -> String {
     let trained = log.trained.iter().filter(|b| b.step >= from).map(|b| format!("train {b:?}\n"));
@@ -116,35 +112,6 @@ fn a_stop_completes_the_checkpoint_that_is_due() {
     }
 }
 
-/// A run that dies again and again, each time after `ms` or less, and goes on from its newest state. Gives the batches of the
-/// line that survives, and its steps.
-fn dying(seed: u64, s: &Settings, script: impl Fn() -> Script) -> (Vec<(Step, Vec<RolloutId>)>, Vec<Arc<Batch>>) {
-    let (mut batches, mut trained): (Vec<(Step, Vec<RolloutId>)>, Vec<Arc<Batch>>) = Default::default();
-    let mut resume: Option<State> = None;
-    for life in 0..200 {
-        let world = World::new(mix(&[seed, life]), 30, script());
-        let (deps, _stop) = world.deps(&Settings { resume: resume.clone(), ..s.clone() });
-        let settings = Settings { resume: resume.clone(), ..s.clone() };
-        let patience = Duration::from_millis(20 + mix(&[seed, life, 1]) % (1200 + 100 * life));
-        let ended = block_on(async { tokio::time::timeout(patience, run(settings, deps)).await });
-        let log = world.log.lock().unwrap();
-        let newest = log.kept.last().map(|text| state(text));
-        let (whole, step) = match (ended.map(Result::unwrap), &newest) {
-            (Ok(_), _) => (true, u64::MAX),
-            (Err(_), Some(state)) => (false, state.progress().step),
-            (Err(_), None) => continue,
-        };
-        let until = if whole { log.batches.len() } else { log.marks[&step].1 };
-        batches.extend_from_slice(&log.batches[..until]);
-        trained.extend(log.trained.iter().filter(|batch| batch.step <= step).cloned());
-        if whole {
-            return (batches, trained);
-        }
-        resume = newest;
-    }
-    panic!("seed {seed}: it never came to its end");
-}
-
 #[test]
 fn a_run_that_dies_again_and_again_trains_what_one_trains_that_does_not() {
     for seed in 0..40 {
@@ -156,7 +123,7 @@ fn a_run_that_dies_again_and_again_trains_what_one_trains_that_does_not() {
             checkpoints: Some(Due { interval: Some(1 + seed % 2) }),
             ..settings(8, 8, 4)
         };
-        let (batches, trained) = dying(seed, &s, script);
+        let (batches, trained) = dying(seed, &s, 30, script).unwrap();
         assert!(trained.iter().map(|b| b.step).eq(1..=8), "seed {seed}");
         let ids: Vec<RolloutId> =
             batches.iter().filter(|(step, _)| *step <= 8).flat_map(|(_, ids)| ids.clone()).collect();

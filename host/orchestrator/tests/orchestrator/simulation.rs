@@ -7,7 +7,7 @@
 use crate::fakes::*;
 use prl_orchestrator::*;
 use prl_types::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -159,6 +159,9 @@ fn check(seed: u64) -> bool {
                 let first = here.lines().zip(there.lines()).find(|(here, there)| here != there);
                 assert!(here == there, "timing changed the results: {first:?}");
             }
+            if s.train[0].timeout.is_none() && stop_after.is_none() {
+                check_deaths(seed, &log);
+            }
             true
         }
         Ok(outcome) => {
@@ -168,6 +171,24 @@ fn check(seed: u64) -> bool {
         }
         Err(Error::NothingToTrain { .. } | Error::EnvFailedAtStart { .. } | Error::ErrorRate { .. }) => false,
         Err(other) => panic!("{other}"),
+    }
+}
+
+/// The same run, which dies now and then and goes on, trains the same; where timing counts, it trains nothing twice.
+fn check_deaths(seed: u64, whole: &Log) {
+    let mut s = case(seed).settings;
+    s.tasks_per_minute = None;
+    s.checkpoints = Some(Due { interval: Some(1 + mix(&[seed, 50]) % 3) });
+    let last = s.max_steps.unwrap();
+    match dying(seed, &s, case(seed).max_ms, || case(seed).script) {
+        Ok((batches, trained)) => {
+            assert!(trained.iter().map(|batch| batch.step).eq(1..=last));
+            let ids = batches.iter().filter(|(step, _)| *step <= last).flat_map(|(_, ids)| ids);
+            let mut seen = BTreeSet::new();
+            assert!(ids.into_iter().all(|id| seen.insert(*id)), "a rollout trained twice");
+            assert!(!s.deterministic || trained == whole.trained, "other batches");
+        }
+        Err(error) => assert!(!s.deterministic, "{error}"),
     }
 }
 
