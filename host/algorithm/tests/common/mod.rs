@@ -119,6 +119,7 @@ pub fn rollout(member: u32, reward: f64, samples: &[(usize, usize)]) -> Rollout 
         id: RolloutId { group: prl_types::GroupId(2), member },
         task: Arc::new(task),
         turns: samples.iter().map(turn).collect(),
+        branches: vec![],
         samples,
         streams: vec![],
         reward,

@@ -148,6 +148,7 @@ impl Group {
             id: RolloutId { group: GroupId(self.group), member: self.members.as_ref().map_or(i as u32, |m| m[i]) },
             task: task.clone(),
             turns: self.turns(i, sampled)?,
+            branches: Vec::new(),
             samples,
             streams,
             reward: self.rewards[i],

@@ -192,10 +192,14 @@ impl Machine {
 
     pub(super) fn on_rollout(&mut self, key: GroupKey, member: u32, finished: Box<Finished>) -> Result<(), Error> {
         let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
+        let ended = finished.ended.clone();
         group.members[member as usize] = Member::Done(finished);
         group.left -= 1;
         self.inflight -= 1;
         self.outstanding -= 1;
+        if let Some(message) = ended {
+            return Err(Error::PolicyEnded { message });
+        }
         if group.left == 0 { self.complete(key) } else { Ok(()) }
     }
 
@@ -261,7 +265,10 @@ impl Machine {
             Purpose::Eval => &self.settings.eval[group.env].name,
         };
         match first {
-            Some(message) => Err(Error::EnvFailedAtStart { env: env.clone(), message: message.clone() }),
+            Some(message) => {
+                let (env, message) = (env.clone(), message.clone());
+                Err(Error::EnvFailedAtStart { purpose: key.purpose, env, message })
+            }
             None => Ok(()),
         }
     }
