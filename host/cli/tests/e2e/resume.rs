@@ -4,6 +4,7 @@ use crate::plugin::built;
 use crate::rl::timeless;
 use crate::support::{Row, Run, Running, Scratch, files, refused, repo, rows};
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1084
 #[test]
 fn a_run_goes_on_where_it_was() {
     let scratch = Scratch::new();
@@ -52,6 +53,7 @@ fn story(run: &Run, step: u64) -> (Vec<Row>, Vec<String>, Vec<u8>) {
     (timeless(run.metrics()), tasks, run.weights(step))
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/2896
 #[test]
 fn a_run_with_a_stop_is_the_run_without() {
     let scratch = Scratch::new();
@@ -96,6 +98,8 @@ fn drawn(seed: u64, n: u64) -> u64 {
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % n
 }
 
+/// https://github.com/NVIDIA-NeMo/RL/issues/3594
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1513
 #[test]
 fn a_run_that_is_killed_again_and_again_is_the_run_that_is_not() {
     let scratch = Scratch::new();
@@ -145,6 +149,7 @@ fn a_run_may_start_fresh_where_nothing_can_be_gone_on_from() {
     run.has("orphaned/metrics.jsonl");
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1805
 #[test]
 fn what_cannot_be_resumed_is_refused_untouched() {
     let scratch = Scratch::new();

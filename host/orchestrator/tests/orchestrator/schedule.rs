@@ -121,6 +121,7 @@ fn concurrency_is_a_hard_cap() {
     }
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/issues/2616
 #[test]
 fn evaluations_come_between_their_step_and_the_next() {
     let world = World::new(2, 50, Script::default());
@@ -195,6 +196,7 @@ fn a_stop_returns_soon_with_what_is_done() {
     assert_eq!(outcome.progress.step, log.steps.last().unwrap().step);
 }
 
+/// https://github.com/thinking-machines-lab/tinker-cookbook/pull/822
 #[test]
 fn a_free_run_uses_new_versions_at_once_and_keeps_the_bound() {
     for (seed, max_off_policy_steps) in [(1, 1), (2, 2), (3, 8)] {
