@@ -97,6 +97,11 @@ fn list(text: &mut String, title: &str, heading: &[&str], mut rows: Vec<Vec<Stri
     }
 }
 
+/// A number of things: `1 step`, `2 steps`.
+fn several(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Steps as ranges: `1 to 3, 5`.
 fn ranges(steps: &[u64]) -> String {
     let mut parts: Vec<(u64, u64)> = Vec::new();
@@ -127,6 +132,7 @@ mod tests {
     #[test]
     fn steps_are_told_as_ranges_and_long_lists_cut() {
         assert_eq!(ranges(&[1, 2, 3, 5, 7, 8]), "1 to 3, 5, 7 to 8");
+        assert_eq!((several(1, "step"), several(0, "step")), ("1 step".to_owned(), "0 steps".to_owned()));
         let mut text = String::new();
         list(&mut text, "t", &["N"], (0..23).map(|n| vec![n.to_string()]).collect());
         assert!(text.lines().count() == 24 && text.ends_with("  … and 3 more; --json has all\n"), "{text}");

@@ -1,6 +1,6 @@
 //! Two configurations key by key. Owns which keys say where and how a run was started rather than what it is.
 
-use super::{list, short};
+use super::{list, several, short};
 use crate::past::Past;
 use serde::Serialize;
 use serde_json::Value;
@@ -51,7 +51,7 @@ impl Found {
         let rows = self.keys.iter().map(|key| vec![key.key.clone(), value(&key.a), value(&key.b)]).collect();
         let title = match self.keys.len() {
             0 => "config: equal".into(),
-            count => format!("config: {count} keys differ"),
+            count => format!("config: differs in {}", several(count, "key")),
         };
         list(text, &title, &["KEY", "A", "B"], rows);
     }

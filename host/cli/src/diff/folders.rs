@@ -1,7 +1,7 @@
 //! Weights and checkpoints of steps that both runs have, file by file, by SHA-256. That one run has saved more steps is told and
 //! no difference: a run that was stopped on its way has a checkpoint there.
 
-use super::{list, only, short};
+use super::{list, only, several, short};
 use crate::failure::Failure;
 use prl_store::{Checkpoints, digest, files_below};
 use prl_types::Step;
@@ -68,10 +68,10 @@ impl Found {
 
     /// Adds it to a text for people.
     pub fn tell(&self, what: &str, text: &mut String) {
-        let common = self.common.len();
+        let common = several(self.common.len(), "common step");
         let title = match self.differ.len() {
-            0 => format!("{what}: equal ({common} common steps)"),
-            count => format!("{what}: {count} files differ ({common} common steps)"),
+            0 => format!("{what}: equal ({common})"),
+            count => format!("{what}: differ in {} ({common})", several(count, "file")),
         };
         let hash = |hash: &Option<String>| hash.as_ref().map_or_else(|| "-".into(), |hash| short(hash, 13));
         let rows =

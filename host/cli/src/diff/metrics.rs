@@ -1,7 +1,7 @@
 //! Two `metrics.jsonl`, step by step and name by name. Numbers are equal when their bits are. Owns which names are of the wall
 //! clock.
 
-use super::{list, number, only};
+use super::{list, number, only, several};
 use crate::failure::Failure;
 use crate::past::Past;
 use prl_types::Step;
@@ -143,10 +143,10 @@ impl Found {
     /// Adds it to a text for people.
     pub fn tell(&self, text: &mut String) {
         let clock = if self.times { "" } else { ", wall-clock ones left out" };
-        let of = format!("{} metrics in {} common steps{clock}", self.compared, self.common);
+        let of = format!("{} in {}{clock}", several(self.compared, "metric"), several(self.common, "common step"));
         let title = match self.differ.len() {
             0 => format!("metrics: equal ({of})"),
-            count => format!("metrics: {count} differ ({of})"),
+            count => format!("metrics: differ in {count} ({of})"),
         };
         let values = |list: &[f64]| match list {
             [] => "-".into(),

@@ -1,14 +1,14 @@
 //! The order in which tasks were trained: those of the effective rollouts of every step, as they lie in the rollout log. Knows
 //! nothing of what was said in them.
 
-use super::{list, only};
+use super::{list, only, several};
 use crate::failure::Failure;
 use crate::past::Past;
 use prl_store::{RolloutLog, Split, Subset, read_lines};
 use prl_types::Step;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Steps that trained other tasks, or the same in another order.
 #[derive(Default, Serialize)]
@@ -74,7 +74,7 @@ fn steps(log: &RolloutLog) -> BTreeSet<Step> {
     log.steps().unwrap_or_default().into_iter().filter(|step| path(log, *step).is_file()).collect()
 }
 
-fn tasks(path: &PathBuf) -> Result<Vec<String>, Failure> {
+fn tasks(path: &Path) -> Result<Vec<String>, Failure> {
     let name = |line: Line| format!("{}: {}", line.task.env, line.task.key);
     let lines = read_lines::<Line>(path).map_err(Failure::input)?;
     lines.map(|line| line.map(name).map_err(Failure::input)).collect()
@@ -94,8 +94,8 @@ impl Found {
     /// Adds it to a text for people.
     pub fn tell(&self, text: &mut String) {
         let title = match self.differ.len() {
-            0 => format!("data order: equal ({} common steps)", self.common),
-            count => format!("data order: differs in {count} of {} common steps", self.common),
+            0 => format!("data order: equal ({})", several(self.common, "common step")),
+            count => format!("data order: differs in {count} of {}", several(self.common, "common step")),
         };
         let task = |task: &Option<String>| task.clone().unwrap_or_else(|| "-".into());
         let rows = self.differ.iter().map(|other| {
