@@ -67,8 +67,9 @@ fn each_sampled_token_trains_once_whatever_the_branches() {
     let mut shapes = std::collections::BTreeSet::new();
     for seed in 0..60 {
         let turns = 1 + mix(&[seed]) % 6;
-        let breaks =
-            Arc::new(move |ids: &[TokenId]| mix(&[seed, ids.len() as u64, u64::from(ids[ids.len() - 2])]) % 2 == 0);
+        let breaks = Arc::new(move |ids: &[TokenId]| {
+            mix(&[seed, ids.len() as u64, u64::from(ids[ids.len() - 2])]).is_multiple_of(2)
+        });
         for r in rollouts(Script { turns, breaks, ..Script::default() }, |s| s.seq_len = 2000) {
             assert_eq!((r.error.as_ref(), r.turns.len() as u64), (None, turns), "seed {seed}");
             let sampled = |sample: &Sample| -> Vec<TokenId> {
