@@ -214,6 +214,7 @@ fn a_free_run_uses_new_versions_at_once_and_keeps_the_bound() {
     }
 }
 
+/// https://github.com/thinking-machines-lab/tinker-cookbook/pull/822
 #[test]
 fn a_free_run_begins_no_batch_ahead_of_its_async_level() {
     for (seed, level) in [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)] {
@@ -229,6 +230,7 @@ fn a_free_run_begins_no_batch_ahead_of_its_async_level() {
         let log = world.log.lock().unwrap();
         let versions = log.versions();
         assert_eq!(versions.len(), 12);
+        assert!(log.steps.iter().all(|report| report.metrics["off_policy/dropped"] == 0.0), "pacing discards nothing");
         assert!(level > 0 || versions.iter().all(|(step, oldest, newest)| oldest == newest && *oldest == step - 1));
         // What began with version v or before is enough for batches 1 to v + 1 + level and no more.
         for version in 0..12 {
