@@ -25,7 +25,7 @@ pub struct Diff {
     pub a: PathBuf,
     /// Another one's.
     pub b: PathBuf,
-    /// Compare wall-clock metrics too: time/…, perf/… and what has timing in its name.
+    /// Compare what the wall clock has a part in, too: metrics such as time/… and perf/…, times of rollouts in checkpoints.
     #[arg(long)]
     pub times: bool,
     /// Print a JSON object, with everything in it.
@@ -56,8 +56,8 @@ pub fn run(asked: &Diff) -> Result<u8, Failure> {
         config: config::compare(&a, &b),
         metrics: metrics::compare(&a, &b, asked.times)?,
         order: order::compare(&a, &b)?,
-        weights: folders::compare(&a.view.weights(), &b.view.weights())?,
-        checkpoints: folders::compare(&a.view.checkpoints(), &b.view.checkpoints())?,
+        weights: folders::compare(&a.view.weights(), &b.view.weights(), asked.times)?,
+        checkpoints: folders::compare(&a.view.checkpoints(), &b.view.checkpoints(), asked.times)?,
     };
     found.equal = found.config.equal()
         && found.metrics.equal()

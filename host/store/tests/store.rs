@@ -330,9 +330,9 @@ fn a_run_is_looked_at_without_a_change() {
     let how = Create { ckpt_dir: Some(elsewhere.path().into()), ..Create::default() };
     let run = RunDir::create(dir.path(), &how).unwrap();
     (1..=3).for_each(|step| save(&run, step));
-    run.set_aside_after(2).unwrap();
+    run.set_aside_after(2, &Marks::default()).unwrap();
     fs::write(run.metrics(), "{\"step\":3}\n").unwrap();
-    run.set_aside_after(2).unwrap();
+    run.set_aside_after(2, &Marks::default()).unwrap();
     fs::create_dir(elsewhere.path().join("weights/step_9.tmp")).unwrap();
     fs::create_dir(elsewhere.path().join("weights/other.tmp")).unwrap();
 

@@ -76,7 +76,8 @@ impl Names {
     }
 }
 
-fn is_of_the_clock(name: &str) -> bool {
+/// Whether a number by this name depends on how fast the machine was.
+pub fn is_of_the_clock(name: &str) -> bool {
     name.split('/').any(|part| CLOCK.contains(&part))
 }
 
