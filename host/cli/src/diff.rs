@@ -25,7 +25,7 @@ pub struct Diff {
     pub a: PathBuf,
     /// Another one's.
     pub b: PathBuf,
-    /// Compare what the wall clock has a part in, too: metrics such as time/… and perf/…, times of rollouts in checkpoints.
+    /// Compare what the wall clock has a part in, too: metrics such as time/… and perf/…, times in checkpoints.
     #[arg(long)]
     pub times: bool,
     /// Print a JSON object, with everything in it.

@@ -8,8 +8,8 @@ use prl_types::Step;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Parts of the names of wall-clock metrics.
-const CLOCK: [&str; 3] = ["time", "timing", "perf"];
+/// Parts of the names of wall-clock metrics; how many checkpoints a disk keeps up with is one.
+const CLOCK: [&str; 4] = ["time", "timing", "perf", "ckpt"];
 
 /// What differs in steps that both runs have, and steps that one has alone.
 #[derive(Default, Serialize)]

@@ -121,7 +121,7 @@ fn it_prints_what_was_said() {
     let whole: Value =
         serde_json::from_str(&scratch.prl(&format!("inspect out --step 1 --rollout {id} --json")).ok().stdout).unwrap();
     assert_eq!((&whole["rollout"]["turns"], &whole["line"]), (&row["turns"], &(at + 1).into()));
-    refused(&scratch.prl("inspect out --step 5"), &["no rollouts of step 5", "steps 1 to 1"]);
+    refused(&scratch.prl("inspect out --step 5"), &["no rollouts of step 5", "there are steps 1 to "]);
     refused(&scratch.prl("inspect out --step 1 --rollout 99.0"), &["is called `99.0`"]);
     refused(&scratch.prl("inspect out --step 1 --eval"), &["no rollouts of that kind in step 1"]);
     let alone = scratch.prl("inspect out --rollout 1.0");
