@@ -133,6 +133,72 @@ fn crates_depend_in_one_direction() {
     }
 }
 
+/// Public reports that tests show to be no trouble here: the address stands above the test.
+const REPORTS: [&str; 50] = [
+    "InternLM/lmdeploy/issues/4917",
+    "NVIDIA-NeMo/Gym/issues/1351",
+    "NVIDIA-NeMo/Gym/issues/605",
+    "NVIDIA-NeMo/Gym/issues/775",
+    "NVIDIA-NeMo/RL/issues/3594",
+    "NVIDIA-NeMo/RL/issues/4039",
+    "NVIDIA-NeMo/RL/issues/4243",
+    "NVIDIA-NeMo/RL/pull/4018",
+    "PrimeIntellect-ai/prime-rl/issues/1251",
+    "PrimeIntellect-ai/prime-rl/issues/2616",
+    "PrimeIntellect-ai/prime-rl/issues/834",
+    "PrimeIntellect-ai/prime-rl/pull/1084",
+    "PrimeIntellect-ai/prime-rl/pull/1513",
+    "PrimeIntellect-ai/prime-rl/pull/1537",
+    "PrimeIntellect-ai/prime-rl/pull/1563",
+    "PrimeIntellect-ai/prime-rl/pull/1574",
+    "PrimeIntellect-ai/prime-rl/pull/1596",
+    "PrimeIntellect-ai/prime-rl/pull/1650",
+    "PrimeIntellect-ai/prime-rl/pull/1712",
+    "PrimeIntellect-ai/prime-rl/pull/1801",
+    "PrimeIntellect-ai/prime-rl/pull/1805",
+    "PrimeIntellect-ai/prime-rl/pull/1816",
+    "PrimeIntellect-ai/prime-rl/pull/1825",
+    "PrimeIntellect-ai/prime-rl/pull/2360",
+    "PrimeIntellect-ai/prime-rl/pull/2896",
+    "PrimeIntellect-ai/prime-rl/pull/3139",
+    "PrimeIntellect-ai/verifiers/issues/1982",
+    "PrimeIntellect-ai/verifiers/issues/400",
+    "PrimeIntellect-ai/verifiers/issues/726",
+    "PrimeIntellect-ai/verifiers/pull/1763",
+    "PrimeIntellect-ai/verifiers/pull/1934",
+    "RLinf/RLinf/pull/1469",
+    "SJTU-DENG-Lab/LightningRL/issues/1",
+    "allenai/open-instruct/issues/1473",
+    "huggingface/OpenEnv/issues/1232",
+    "huggingface/trl/issues/6369",
+    "huggingface/trl/pull/3248",
+    "huggingface/trl/pull/5773",
+    "huggingface/trl/pull/5775",
+    "huggingface/trl/pull/6439",
+    "huggingface/trl/pull/6714",
+    "marin-community/marin/issues/1988",
+    "radixark/miles/issues/2689",
+    "thinking-machines-lab/tinker-cookbook/pull/822",
+    "unslothai/unsloth-zoo/pull/1262",
+    "unslothai/unsloth-zoo/pull/1286",
+    "vecna-labs/open-range/issues/202",
+    "verl-project/verl/issues/1683",
+    "verl-project/verl/issues/7155",
+    "vllm-project/vllm/issues/42259",
+];
+
+#[test]
+fn reports_have_their_tests() {
+    let tests: String = sources()
+        .into_iter()
+        .filter(|(path, text)| is_test(path) || text.contains("#[cfg(test)]"))
+        .map(|(_, text)| text)
+        .collect();
+    let above = |report: &&&str| !tests.contains(&format!("// https://github.com/{report}\n"));
+    let missing: Vec<&&str> = REPORTS.iter().filter(above).collect();
+    assert!(missing.is_empty(), "no test is below the address of {missing:?}");
+}
+
 /// Links between the repository's own documents lead somewhere.
 #[test]
 fn links_in_documents_exist() {

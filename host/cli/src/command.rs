@@ -2,8 +2,10 @@
 
 use crate::algo;
 use crate::ctl;
+use crate::diff;
 use crate::env;
 use crate::eval;
+use crate::inspect;
 use crate::replay;
 use clap::{Args, Parser, Subcommand};
 
@@ -55,6 +57,10 @@ pub enum Command {
     Eval(eval::Eval),
     /// Run the environments' side of recorded rollouts again and compare it.
     Replay(replay::Replay),
+    /// Say where a run stands, or print its rollouts.
+    Inspect(inspect::Inspect),
+    /// Compare two runs: configuration, metrics, data order, weights and checkpoints.
+    Diff(diff::Diff),
 }
 
 /// What `prl doctor` is asked.

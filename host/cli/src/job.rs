@@ -9,7 +9,7 @@ use crate::saver::Saver;
 use crate::signals::Stop;
 use prl_config::{Loaded, TrainerCkpt, Wandb};
 use prl_model::{Decoder, ModelError};
-use prl_monitor::{Logs, Monitor, Progress};
+use prl_monitor::{LogFile, Logs, Monitor, Progress};
 use prl_store::RunDir;
 use prl_trainer::{StepMetrics, TrainerError, TrainerState, Update};
 use prl_types::Step;
@@ -129,6 +129,7 @@ impl<'a> Job<'a> {
             ckpt: self.settings.ckpt,
             unsaved: self.saves.as_ref().and_then(|(_, saver)| saver.finish()),
             unrecorded: self.monitor.lost(),
+            log: LogFile::Trainer.name().to_owned(),
             what: self.settings.what,
         };
         let code = end.code(&stopped, stop);

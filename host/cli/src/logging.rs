@@ -246,6 +246,8 @@ pub struct End<'a> {
     pub unsaved: Option<String>,
     /// Why `metrics.jsonl` lacks something.
     pub unrecorded: Option<String>,
+    /// The log file, below `logs/`, of the part that failed, if one did.
+    pub log: String,
     /// `RL`, `SFT` or `Fake-data`.
     pub what: &'a str,
 }
@@ -262,7 +264,7 @@ impl End<'_> {
 
     /// Says it.
     pub fn report(self, stopped: Result<(bool, Step), Failure>, code: u8) -> Result<u8, Failure> {
-        let (stopped, step) = stopped?;
+        let (stopped, step) = stopped.map_err(|failure| self.told(failure))?;
         let unsaved =
             self.unsaved.as_ref().map(|e| format!("the checkpoint that was due last could not be written: {e}"));
         let unrecorded = self.unrecorded.as_ref().map(|e| format!("metrics.jsonl is not complete: {e}"));
@@ -270,7 +272,7 @@ impl End<'_> {
         if !lost.is_empty() {
             let text = lost.join("; ");
             if !stopped {
-                return Err(Failure::run(text));
+                return Err(self.told(Failure::run(text)));
             }
             tracing::error!(target: "prl_trainer", "{text}");
         }
@@ -283,6 +285,13 @@ impl End<'_> {
             tracing::info!(role, success = true, "{} training finished after step {step}", self.what);
         }
         Ok(code)
+    }
+
+    /// A failure that is also the last word in the log of the part that failed, and says where that is.
+    fn told(&self, failure: Failure) -> Failure {
+        tracing::error!(logfile = self.log.as_str(), "{}", failure.text);
+        let log = self.dir.logs().join(&self.log);
+        Failure { text: format!("{}; see {}", failure.text, log.display()), ..failure }
     }
 
     /// What to type after a stop.

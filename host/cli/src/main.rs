@@ -12,6 +12,7 @@ mod command;
 mod compute;
 mod control;
 mod ctl;
+mod diff;
 mod divergence;
 mod doctor;
 mod env;
@@ -19,10 +20,12 @@ mod environments;
 mod eval;
 mod failure;
 mod inference;
+mod inspect;
 mod job;
 mod logging;
 mod machine;
 mod options;
+mod past;
 mod ports;
 mod remote;
 mod replay;
@@ -76,6 +79,14 @@ fn main() -> ExitCode {
         Command::Replay(asked) => {
             warnings::show();
             replay::run(&asked)
+        }
+        Command::Inspect(asked) => {
+            warnings::show();
+            inspect::run(&asked)
+        }
+        Command::Diff(asked) => {
+            warnings::show();
+            diff::run(&asked)
         }
     };
     match result {

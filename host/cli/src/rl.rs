@@ -27,8 +27,8 @@ use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::Decoder;
-use prl_monitor::{Logs, Progress};
-use prl_orchestrator::{Deps, Env, Settings, State};
+use prl_monitor::{LogFile, Logs, Progress, env_server_log};
+use prl_orchestrator::{Deps, Env, Purpose, Settings, State};
 use prl_render::Renderer;
 use prl_store::Marks;
 use prl_trainer::{CustomLoss, Trainer, TrainerParts};
@@ -344,15 +344,29 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     drop(control);
 
     ready.sampler.report();
+    let log = result.as_ref().map_or_else(culprit, |_| LogFile::Orchestrator.name().to_owned());
     let stopped = match result {
         Ok(outcome) => Ok((outcome.stopped, outcome.progress.step)),
         Err(error) => Err(failure(&error)),
     };
     let (unsaved, unrecorded) = (trainer.finish(), recorder.lost());
-    let end = logging::End { dir: &dir, ckpt, unsaved, unrecorded, what: "RL" };
+    let end = logging::End { dir: &dir, ckpt, unsaved, unrecorded, log, what: "RL" };
     let code = end.code(&stopped, &stop);
     recorder.finish(i32::from(code));
     end.report(stopped, code)
+}
+
+/// The log file of the part that failed, below `logs/`.
+fn culprit(error: &prl_orchestrator::Error) -> String {
+    use prl_orchestrator::Error;
+    match error {
+        Error::Trainer { .. } => LogFile::Trainer.name().into(),
+        Error::Policy { .. } | Error::PolicyEnded { .. } => LogFile::Inference.name().into(),
+        Error::EnvFailedAtStart { purpose: Purpose::Eval, env, .. } => env_server_log("eval", env),
+        Error::EnvFailedAtStart { env, .. } => env_server_log("train", env),
+        // Rollouts that failed, whoever's fault that was, are told in the orchestrator's.
+        _ => LogFile::Orchestrator.name().into(),
+    }
 }
 
 /// What could not have worked from the start is bad input; the rest failed during the run.
@@ -362,5 +376,27 @@ fn failure(error: &prl_orchestrator::Error) -> Failure {
             Failure::input(error)
         }
         _ => Failure::run(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prl_orchestrator::Error;
+
+    #[test]
+    fn the_log_of_the_part_that_failed_is_named() {
+        let (env, message) = ("a/b".to_owned(), "x".to_owned());
+        let start = |purpose| Error::EnvFailedAtStart { purpose, env: env.clone(), message: message.clone() };
+        for (error, log) in [
+            (Error::Trainer { step: 1, message: message.clone() }, "trainer.log"),
+            (Error::PolicyEnded { message: message.clone() }, "inference.log"),
+            (Error::Policy { version: 1, message: message.clone() }, "inference.log"),
+            (start(Purpose::Train), "envs/train/a_b/env_server.log"),
+            (start(Purpose::Eval), "envs/eval/a_b/env_server.log"),
+            (Error::Panic(message.clone()), "orchestrator.log"),
+        ] {
+            assert_eq!(culprit(&error), log);
+        }
     }
 }

@@ -367,6 +367,9 @@ fn too_many_that_wait_are_refused() {
     assert!(ends[0].is_ok() && ends[1].is_ok());
 }
 
+/// https://github.com/NVIDIA-NeMo/RL/pull/4018
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1650
+/// https://github.com/InternLM/lmdeploy/issues/4917
 #[test]
 fn new_requests_never_see_old_weights_and_running_ones_go_on() {
     let prompt: Vec<TokenId> = (0..9).collect();
@@ -458,6 +461,7 @@ fn every_reason_to_stop_is_told_apart() {
     assert_eq!((cut.finish(), cut.ids().len()), (&FinishReason::Length, 4));
 }
 
+/// https://github.com/vllm-project/vllm/issues/42259
 #[test]
 fn logprobs_are_over_the_whole_vocabulary_whatever_is_filtered() {
     let mut filtered = request(&[1, 2], 3, 1);

@@ -36,6 +36,9 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: usize) -> Request {
     Request::new(prompt, sampling, seed)
 }
 
+/// https://github.com/NVIDIA-NeMo/RL/issues/4243
+/// https://github.com/marin-community/marin/issues/1988
+/// https://github.com/NVIDIA-NeMo/RL/issues/4039
 #[test]
 fn logprobs_are_those_of_the_trainer_to_the_bit() {
     let engine = engine(3);

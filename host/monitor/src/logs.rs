@@ -83,7 +83,8 @@ pub enum LogFile {
 }
 
 impl LogFile {
-    pub(crate) fn name(self) -> &'static str {
+    /// Its name below `logs/`.
+    pub fn name(self) -> &'static str {
         match self {
             LogFile::Trainer => "trainer.log",
             LogFile::Orchestrator => "orchestrator.log",

@@ -1,5 +1,6 @@
 //! Why a run ends early. Knows no exit codes; the binary maps them.
 
+use crate::Purpose;
 use prl_types::{GroupId, Step};
 
 /// The reasons for which [`run`](crate::run) gives up.
@@ -16,6 +17,8 @@ pub enum Error {
     /// The environment failed for every rollout of its first group, before the model said a word.
     #[error("environment `{env}` failed on its first task, before the first turn: {message}")]
     EnvFailedAtStart {
+        /// What it is there for.
+        purpose: Purpose,
         /// The environment.
         env: String,
         /// The environment's own words.
@@ -66,6 +69,12 @@ pub enum Error {
         /// The version.
         version: u64,
         /// What the engine said.
+        message: String,
+    },
+    /// The engine has ended; nothing can be sampled any more.
+    #[error("{message}")]
+    PolicyEnded {
+        /// What ended it.
         message: String,
     },
     /// Training failed.

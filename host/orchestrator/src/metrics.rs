@@ -66,13 +66,18 @@ impl Facts {
 
 /// No error, not filtered, and some token has a live weight (and advantage, where it needs one).
 pub(crate) fn is_trainable(rollout: &Rollout) -> bool {
+    rollout.is_effective() && rollout.streams.iter().any(is_live)
+}
+
+/// Whether some token of a sample has a live weight (and advantage, where it needs one).
+pub(crate) fn is_live(streams: &Streams) -> bool {
     let live = |stream: &Option<Vec<f32>>| stream.as_ref().is_some_and(|v| v.iter().any(|x| *x != 0.0));
-    let rl = |s: &Streams| match (&s.advantages, &s.rl_weights) {
+    let rl = match (&streams.advantages, &streams.rl_weights) {
         (Some(a), Some(w)) => a.iter().zip(w).any(|(a, w)| *a != 0.0 && *w != 0.0),
         (a, None) => live(a),
         (None, Some(_)) => false,
     };
-    rollout.is_effective() && rollout.streams.iter().any(|s| rl(s) || live(&s.ce_weights) || live(&s.ref_kl_weights))
+    rl || live(&streams.ce_weights) || live(&streams.ref_kl_weights)
 }
 
 /// The most frequent of some texts, with its count.

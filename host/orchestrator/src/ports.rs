@@ -60,6 +60,9 @@ pub enum PolicyError {
     /// The engine failed.
     #[error("{0}")]
     Engine(String),
+    /// The engine is no more, for this reason: nothing can be sampled from now on, and the run ends.
+    #[error("{0}")]
+    Ended(String),
 }
 
 /// The inference engine.
@@ -149,6 +152,8 @@ pub struct Finished {
     pub opening: Vec<Message>,
     /// What it was opened with.
     pub request: OpenRequest,
+    /// Why there is no policy any more, where that is how it failed.
+    pub ended: Option<String>,
 }
 
 /// One configured environment. Errors are texts for people and cost one rollout.

@@ -77,16 +77,16 @@ impl Plan {
     pub(crate) fn failed(&self, kind: ErrorKind, message: impl Into<String>) -> Finished {
         let mut rollout = self.blank();
         rollout.fail(RolloutError { kind, message: message.into() });
-        Finished { rollout, opening: Vec::new(), request: self.request() }
+        Finished { rollout, opening: Vec::new(), request: self.request(), ended: None }
     }
 }
 
 /// Runs a rollout. Whatever goes wrong ends up in its `error`.
 pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
     let clock = Clock::start();
-    let mut record = Record { rollout: plan.blank(), opening: Vec::new(), metrics: Vec::new() };
+    let mut record = Record { rollout: plan.blank(), opening: Vec::new(), metrics: Vec::new(), ended: None };
     let result = drive(&parts, &plan, &mut record, clock).await;
-    let Record { mut rollout, opening, metrics } = record;
+    let Record { mut rollout, opening, metrics, ended } = record;
     rollout.score.take_counted(metrics);
     let result = match result {
         Ok(()) => refer(&parts, &mut rollout).await,
@@ -96,7 +96,7 @@ pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
         rollout.fail(error);
     }
     rollout.timing.total = clock.seconds();
-    Finished { rollout, opening, request: plan.request() }
+    Finished { rollout, opening, request: plan.request(), ended }
 }
 
 /// Has the reference score a rollout, if there is one.
@@ -136,6 +136,7 @@ struct Record {
     rollout: Rollout,
     opening: Vec<Message>,
     metrics: Vec<Metric>,
+    ended: Option<String>,
 }
 
 impl Record {
@@ -181,10 +182,14 @@ impl Branch {
         self.pending = Some(Pending::Tail(tail));
     }
 
-    /// Adds a sampled turn to the branch's sample, which starts with its first.
-    fn push(&mut self, sampled: &Sampled, temperature: f32, samples: &mut Vec<Sample>) {
+    /// Adds the rollout's next sampled turn to the branch's sample, which starts with its first.
+    fn push(&mut self, sampled: &Sampled, temperature: f32, rollout: &mut Rollout) {
+        let (samples, branches) = (&mut rollout.samples, &mut rollout.branches);
         match self.pending.take() {
-            Some(Pending::Prompt(p)) => samples.push(Sample::from_prompt(&p.ids, p.spans, temperature)),
+            Some(Pending::Prompt(p)) => {
+                samples.push(Sample::from_prompt(&p.ids, p.spans, temperature));
+                branches.push(prl_types::Branch { first: rollout.turns.len(), ..Default::default() });
+            }
             Some(Pending::Tail(tail)) => {
                 if let Some(sample) = samples.last_mut() {
                     sample.push_context(&tail.ids, &tail.spans);
@@ -192,8 +197,10 @@ impl Branch {
             }
             None => {}
         }
-        if let Some(sample) = samples.last_mut() {
+        if let (Some(sample), Some(branch)) = (samples.last_mut(), branches.last_mut()) {
             sample.push_sampled(sampled);
+            branch.turns += 1;
+            branch.tokens = sample.len();
         }
         self.ids.extend_from_slice(sampled.ids());
     }
@@ -280,14 +287,19 @@ async fn converse(
                 record.truncate(CONTEXT);
                 break;
             }
-            Some(Err(error)) => return Err(policy_error(&error)),
+            Some(Err(error)) => {
+                if let PolicyError::Ended(reason) = &error {
+                    record.ended = Some(reason.clone());
+                }
+                return Err(policy_error(&error));
+            }
             None => {
                 record.truncate(TIME);
                 break;
             }
         };
         check_sampled(&sampled, max_tokens)?;
-        branch.push(&sampled, temperature, &mut record.rollout.samples);
+        branch.push(&sampled, temperature, &mut record.rollout);
         messages.push(message.clone());
         let tokens = sampled.ids().len();
         record.rollout.turns.push(Turn { message: message.clone(), tokens, reward: None, replies: Vec::new() });
@@ -416,7 +428,7 @@ fn policy_error(error: &PolicyError) -> RolloutError {
     let kind = match error {
         PolicyError::Overlong { .. } => ErrorKind::OverlongPromptError,
         PolicyError::Cancelled => ErrorKind::Cancelled,
-        PolicyError::Engine(_) => ErrorKind::ProviderError,
+        PolicyError::Engine(_) | PolicyError::Ended(_) => ErrorKind::ProviderError,
     };
     RolloutError { kind, message: error.to_string() }
 }

@@ -1,9 +1,10 @@
 //! What happens to a complete group before batching: the environment's group scores, then the algorithm's streams, both
 //! checked. Knows nothing of other groups.
 
+use crate::metrics::is_live;
 use crate::rollout::total_reward;
 use crate::{Algorithm, Env, Finished, Scored};
-use prl_types::{ErrorKind, Metric, Rollout, RolloutError, Score, Step, Streams};
+use prl_types::{ErrorKind, Metric, Rollout, RolloutError, Score, Step, Streams, masked_mean};
 use std::sync::Arc;
 
 /// Name under which a group's rollouts are recorded as filtered when too few members are valid.
@@ -33,6 +34,11 @@ impl Verdict {
         }
         if let Some(error) = self.error {
             rollout.fail(error);
+        }
+        let samples = rollout.samples.iter().zip(&self.streams);
+        for (branch, (sample, streams)) in rollout.branches.iter_mut().zip(samples) {
+            branch.trained = is_live(streams);
+            branch.advantage = streams.advantages.as_ref().map(|advantages| masked_mean(advantages, sample.mask()).0);
         }
         rollout.streams = self.streams;
         if let Some(name) = self.dropped {

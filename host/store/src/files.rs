@@ -81,8 +81,11 @@ pub(crate) fn sync_tree(root: &Path) -> Result<Vec<PathBuf>, StoreError> {
     Ok(out)
 }
 
-/// Size and SHA-256 (hexadecimal) of a file.
-pub(crate) fn digest(path: &Path) -> Result<(u64, String), StoreError> {
+/// Size and SHA-256 (hexadecimal) of a file, read once from begin to end.
+///
+/// # Errors
+/// The system refuses to open or read it.
+pub fn digest(path: &Path) -> Result<(u64, String), StoreError> {
     let mut file = File::open(path).at("open", path)?;
     let (mut hash, mut size, mut buffer) = (Sha256::new(), 0u64, vec![0u8; 1 << 16]);
     loop {

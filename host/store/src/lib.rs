@@ -9,10 +9,12 @@ mod records;
 mod rollouts;
 mod run_dir;
 mod steps;
+mod view;
 
 pub use error::StoreError;
-pub use files::write_atomic;
+pub use files::{digest, write_atomic};
 pub use records::Marks;
 pub use rollouts::{RolloutLog, Split, Subset, read_lines};
 pub use run_dir::{Create, RunDir};
 pub use steps::{Checkpoints, Keep, Manifest, ManifestFile, StepWriter};
+pub use view::{RunView, files_below};

@@ -11,20 +11,20 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-const LOGS: &str = "logs";
-const CONFIGS: &str = "configs";
-const CHECKPOINTS: &str = "checkpoints";
-const WEIGHTS: &str = "weights";
+pub(crate) const LOGS: &str = "logs";
+pub(crate) const CONFIGS: &str = "configs";
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
+pub(crate) const WEIGHTS: &str = "weights";
 pub(crate) const ROLLOUTS: &str = "rollouts";
 const BROADCASTS: &str = "broadcasts";
-const METRICS: &str = "metrics.jsonl";
+pub(crate) const METRICS: &str = "metrics.jsonl";
 const WANDB: &str = "wandb";
-const ORPHANED: &str = "orphaned";
-const LOCK: &str = ".lock";
+pub(crate) const ORPHANED: &str = "orphaned";
+pub(crate) const LOCK: &str = ".lock";
 const CONTROL: &str = "control.sock";
 
 /// What shows that a run was here. `configs` is not among them: a dry run writes it.
-const TRACES: [&str; 8] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, BROADCASTS, METRICS, LOGS, WANDB, ORPHANED];
+pub(crate) const TRACES: [&str; 8] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, BROADCASTS, METRICS, LOGS, WANDB, ORPHANED];
 
 /// How to take a run directory into use.
 #[derive(Clone, Debug, Default)]

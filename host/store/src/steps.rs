@@ -323,6 +323,7 @@ mod tests {
         }
     }
 
+    /// https://github.com/PrimeIntellect-ai/prime-rl/issues/1251
     #[test]
     fn killed_at_any_operation_a_complete_checkpoint_remains() {
         let mut points = 0;

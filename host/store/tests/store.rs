@@ -1,6 +1,8 @@
 //! Behaviour of the run directory.
 
-use prl_store::{Create, Keep, Marks, RolloutLog, RunDir, Split, StoreError, Subset, read_lines, write_atomic};
+use prl_store::{
+    Create, Keep, Marks, RolloutLog, RunDir, RunView, Split, StoreError, Subset, files_below, read_lines, write_atomic,
+};
 use std::fs;
 use std::path::Path;
 
@@ -113,6 +115,9 @@ fn relocated_checkpoints_are_guarded_and_cleaned_too() {
     assert!(["checkpoints", "weights"].iter().all(|name| !other.path().join(name).exists()));
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1825
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1712
+/// https://github.com/RLinf/RLinf/pull/1469
 #[test]
 fn the_newest_complete_checkpoint_is_found_and_the_bad_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,6 +192,7 @@ fn retention_keeps_the_union_and_always_the_newest() {
     }
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1537
 #[test]
 fn a_resumed_run_sets_later_steps_aside() {
     let dir = tempfile::tempdir().unwrap();
@@ -315,4 +321,35 @@ fn rollouts_are_read_back_up_to_the_line_that_is_being_written() {
     assert!(read_lines::<u64>(&path.with_extension("none")).is_err());
     let none = tempfile::tempdir().unwrap();
     assert!(RolloutLog::of(none.path()).steps().unwrap_err().to_string().contains("rollouts"));
+}
+
+#[test]
+fn a_run_is_looked_at_without_a_change() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    assert!(!RunView::of(dir.path(), None).is_run());
+    let how = Create { ckpt_dir: Some(elsewhere.path().into()), ..Create::default() };
+    let run = RunDir::create(dir.path(), &how).unwrap();
+    (1..=3).for_each(|step| save(&run, step));
+    run.set_aside_after(2, &Marks::default()).unwrap();
+    fs::write(run.metrics(), "{\"step\":3}\n").unwrap();
+    run.set_aside_after(2, &Marks::default()).unwrap();
+    fs::create_dir(elsewhere.path().join("weights/step_9.tmp")).unwrap();
+    fs::create_dir(elsewhere.path().join("weights/other.tmp")).unwrap();
+
+    // The lock is not asked for.
+    let view = RunView::of(dir.path(), Some(elsewhere.path()));
+    assert!(view.is_run());
+    assert_eq!(view.last_process(), Some(std::process::id()));
+    assert_eq!(view.checkpoints().steps().unwrap(), [1, 2]);
+    let relative = |paths: Vec<std::path::PathBuf>, root: &Path| -> Vec<String> {
+        paths.iter().map(|path| path.strip_prefix(root).unwrap().display().to_string()).collect()
+    };
+    let orphaned = view.orphaned().unwrap();
+    assert_eq!(relative(orphaned[..1].to_vec(), dir.path()), ["orphaned/metrics_after_step_2.jsonl"]);
+    let steps = relative(orphaned[1..].to_vec(), elsewhere.path());
+    assert_eq!(steps, ["orphaned/checkpoints/step_3", "orphaned/weights/step_3"]);
+    assert_eq!(relative(view.unfinished().unwrap(), elsewhere.path()), ["weights/step_9.tmp"]);
+    let files = files_below(&view.checkpoints().path(1)).unwrap();
+    assert!(files.windows(2).all(|two| two[0].0 < two[1].0) && files.iter().any(|(name, _)| name == "manifest.json"));
+    assert_eq!(files_below(&dir.path().join("none")).unwrap(), []);
 }

@@ -74,6 +74,7 @@ fn peak_memory_gib() -> Option<f64> {
 mod tests {
     use super::*;
 
+    /// https://github.com/unslothai/unsloth-zoo/pull/1262
     #[test]
     fn nothing_that_is_not_finite_gets_in() {
         let mut m = StepMetrics::new();

@@ -173,6 +173,8 @@ fn damaged_or_foreign_state_is_refused_and_changes_nothing() {
     assert!(trainer(parts()).load_state(dir.path()).is_err());
 }
 
+/// https://github.com/huggingface/trl/issues/6369
+/// https://github.com/huggingface/trl/pull/6439
 #[test]
 fn fully_masked_rows_change_nothing_at_all() {
     let (mut plain, mut padded) = (trainer(parts()), trainer(parts()));
@@ -188,6 +190,8 @@ fn fully_masked_rows_change_nothing_at_all() {
     assert_eq!(bits(plain.learner()), bits(padded.learner()));
 }
 
+/// https://github.com/unslothai/unsloth-zoo/pull/1286
+/// https://github.com/huggingface/trl/pull/3248
 #[test]
 fn a_batch_without_a_trainable_token_updates_nothing() {
     let mut trainer = trainer(parts());

@@ -17,7 +17,8 @@ pub use ids::{GroupId, PolicyVersion, RolloutId, Step, TokenId};
 pub use loss::{LossBatch, LossGradient};
 pub use message::{Message, Role, ToolCall, ToolDef};
 pub use rollout::{
-    ErrorKind, Eval, Metric, RewardComponent, Rollout, RolloutError, Score, Task, Timing, Truncation, Turn, check_value,
+    Branch, ErrorKind, Eval, Metric, RewardComponent, Rollout, RolloutError, Score, Task, Timing, Truncation, Turn,
+    check_value,
 };
 pub use sample::{FinishReason, RoleSpan, Sample, SampleError, Sampled, Streams};
 pub use stats::{Summary, masked_mean};

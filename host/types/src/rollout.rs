@@ -171,6 +171,23 @@ pub struct Turn {
     pub replies: Vec<Message>,
 }
 
+/// A path through a rollout's messages that was sampled as one growing sequence of tokens: the prompt of its first turn is
+/// the whole conversation before that turn, and each further turn follows the tokens before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Branch {
+    /// Its first turn, from 0.
+    pub first: usize,
+    /// Turns on it; the next branch begins after them.
+    pub turns: usize,
+    /// Tokens of the sample made of it, prompt included.
+    pub tokens: usize,
+    /// Whether the algorithm gave any of its tokens a weight in the loss: it trains where the rollout is effective.
+    pub trained: bool,
+    /// Mean advantage of its sampled tokens; nothing where the algorithm gave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advantage: Option<f64>,
+}
+
 /// One attempt at a task, finished or failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rollout {
@@ -183,6 +200,9 @@ pub struct Rollout {
     pub task: Arc<Task>,
     /// Sampled turns.
     pub turns: Vec<Turn>,
+    /// How the turns lie on branches, in the order of `samples`; none in logs of older versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub branches: Vec<Branch>,
     /// Training samples: one per branch.
     #[serde(skip)]
     pub samples: Vec<Sample>,
@@ -221,6 +241,7 @@ impl Rollout {
             attempt: 0,
             task,
             turns: Vec::new(),
+            branches: Vec::new(),
             samples: Vec::new(),
             streams: Vec::new(),
             reward: 0.0,

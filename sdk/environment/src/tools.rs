@@ -44,6 +44,9 @@ fn arguments(call: &ToolCall) -> std::result::Result<Map<String, Value>, String>
 mod tests {
     use super::*;
 
+    /// https://github.com/NVIDIA-NeMo/Gym/issues/605
+    /// https://github.com/PrimeIntellect-ai/verifiers/pull/1763
+    /// https://github.com/radixark/miles/issues/2689
     #[test]
     fn whatever_the_model_writes_is_answered() {
         let call = |id: &str, name: &str, arguments: &str| ToolCall {
@@ -76,5 +79,31 @@ mod tests {
         assert!(texts[5].starts_with("error: the arguments of `double` are not valid JSON"));
         let ids: Vec<_> = answers.iter().map(|answer| answer.tool_call_id.as_deref().unwrap()).collect();
         assert_eq!(ids, ["a", "b", "c", "d", "e", "f"]);
+    }
+
+    /// https://github.com/NVIDIA-NeMo/Gym/issues/605
+    /// https://github.com/radixark/miles/issues/2689
+    #[test]
+    fn odd_arguments_get_the_same_answer_each_time_and_other_calls_still_run() {
+        let long = "x".repeat(1 << 20);
+        let odd = [r#""x""#.to_owned(), format!("\"{long}\""), format!("\"{long}"), "null".into(), "3".into()];
+        let good = [(r#"{"x": 1, "x": 2}"#, "2"), (r#"{"x": 7, "y": {"x": 9, "x": 8}}"#, "7")];
+        let arguments: Vec<&str> =
+            good.iter().map(|(text, _)| *text).chain(odd.iter().map(String::as_str)).chain([r#"{"x": 5}"#]).collect();
+        let call = |text: &&str| ToolCall { id: "i".into(), name: "tell".into(), arguments: (*text).to_owned() };
+        let calls: Vec<ToolCall> = arguments.iter().map(call).collect();
+        let run = |_: &str, given: Map<String, Value>| given["x"].as_i64().map(|x| x.to_string()).ok_or("?".to_owned());
+        let told = || -> Vec<String> { dispatch(&calls, &["tell"], run).iter().map(Message::text).collect() };
+        let texts = told();
+        assert_eq!(texts, told());
+        // Of a key that comes twice the last one counts.
+        assert_eq!(texts[..2], good.map(|(_, want)| want));
+        assert_eq!(texts.last().unwrap(), "5");
+        for (text, arguments) in texts[2..7].iter().zip(&odd) {
+            let whole = serde_json::from_str::<Value>(arguments).is_ok();
+            let want = if whole { "are not a JSON object" } else { "are not valid JSON: EOF while parsing a string" };
+            assert!(text.starts_with("error: the arguments of `tell` ") && text.contains(want), "{text}");
+            assert!(text.len() < 200, "the answer repeats what was written: {} bytes", text.len());
+        }
     }
 }

@@ -120,6 +120,7 @@ pub fn rollout(member: u32, reward: f64, samples: &[(usize, usize)]) -> Rollout 
         attempt: 0,
         task: Arc::new(task),
         turns: samples.iter().map(turn).collect(),
+        branches: vec![],
         samples,
         streams: vec![],
         reward,

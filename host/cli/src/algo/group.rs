@@ -149,6 +149,7 @@ impl Group {
             attempt: 0,
             task: task.clone(),
             turns: self.turns(i, sampled)?,
+            branches: Vec::new(),
             samples,
             streams,
             reward: self.rewards[i],

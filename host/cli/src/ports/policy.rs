@@ -60,7 +60,7 @@ impl Policy for EnginePolicy {
             decode: Some(self.decode.clone()),
             ..Request::new(request.prompt, sampling, request.seed)
         });
-        answer.map(|result| result.map_err(policy_error)).boxed()
+        answer.map(|result| result.map_err(|error| policy_error(error, self.engine.ended()))).boxed()
     }
 
     fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>> {
@@ -118,11 +118,94 @@ impl PolicyReference {
     }
 }
 
-fn policy_error(error: InferenceError) -> PolicyError {
+/// `ended` is why the engine has ended, if it has: whatever the request was told, that is the cause.
+fn policy_error(error: InferenceError, ended: Option<InferenceError>) -> PolicyError {
+    if let Some(reason) = ended {
+        return PolicyError::Ended(reason.to_string());
+    }
     match error {
         InferenceError::Overlong { prompt_tokens, max_model_len } => {
             PolicyError::Overlong { prompt: prompt_tokens, limit: max_model_len }
         }
         other => PolicyError::Engine(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prl_inference::{Engine, EngineConfig};
+    use prl_kernels::Meter;
+    use prl_model::{Answer, Cache, Decoder, Device, Extend, Kernels, ModelConfig, ModelError};
+    use prl_orchestrator::Sampling;
+    use std::path::Path;
+
+    const CONFIG: &str = r#"{
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 37, "hidden_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 40, "rms_norm_eps": 1e-6, "max_position_embeddings": 128, "rope_theta": 10000.0,
+        "tie_word_embeddings": true, "initializer_range": 0.5, "hidden_act": "silu"
+    }"#;
+
+    /// A model whose first step panics.
+    struct Panics(Arc<dyn Snapshot>);
+
+    impl Snapshot for Panics {
+        fn config(&self) -> &ModelConfig {
+            self.0.config()
+        }
+
+        fn new_cache(&self, meter: &Meter) -> Cache {
+            self.0.new_cache(meter)
+        }
+
+        fn extend(&self, _: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
+            panic!("kernel exploded")
+        }
+
+        fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {
+            self.0.logprob(logits, id, temperature)
+        }
+    }
+
+    fn snapshot() -> Arc<dyn Snapshot> {
+        let config = ModelConfig::parse(CONFIG, Path::new("config.json")).unwrap();
+        Decoder::init(config, 1, &Device::Cpu.open().unwrap()).snapshot(Kernels::Fast).unwrap()
+    }
+
+    fn ask(policy: &EnginePolicy, prompt: &[TokenId]) -> Result<Sampled, PolicyError> {
+        futures::executor::block_on(policy.sample(SampleRequest {
+            prompt: prompt.into(),
+            sampling: Sampling::default(),
+            max_tokens: 2,
+            stop_token_ids: [].into(),
+            seed: 0,
+            shared_prompt: false,
+            goes_on: false,
+            eval: false,
+        }))
+    }
+
+    fn policy(snapshot: Arc<dyn Snapshot>) -> (Engine, EnginePolicy) {
+        let engine = Engine::start(snapshot, PolicyVersion(0), EngineConfig::new(2, 64)).unwrap();
+        let decode: Decode = Arc::new(|_| String::new());
+        let policy = EnginePolicy { engine: engine.handle(), snapshots: Snapshots::default(), decode };
+        (engine, policy)
+    }
+
+    #[test]
+    fn an_engine_that_has_ended_is_told_from_a_request_that_failed() {
+        let (engine, alive) = policy(snapshot());
+        assert_eq!(ask(&alive, &[1; 64]), Err(PolicyError::Overlong { prompt: 64, limit: 64 }));
+        assert!(matches!(ask(&alive, &[99]), Err(PolicyError::Engine(_))));
+        assert!(ask(&alive, &[1, 2]).is_ok());
+        engine.shutdown();
+        assert!(matches!(ask(&alive, &[1, 2]), Err(PolicyError::Ended(reason)) if reason.contains("shut down")));
+
+        let (_engine, dead) = policy(Arc::new(Panics(snapshot())));
+        for _ in 0..2 {
+            let Err(PolicyError::Ended(reason)) = ask(&dead, &[1, 2]) else { panic!("it lives") };
+            assert_eq!(reason, "the inference engine failed: panic in the engine's thread: kernel exploded");
+        }
     }
 }

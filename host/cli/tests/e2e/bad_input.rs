@@ -101,6 +101,7 @@ fn env_toml(scratch: &Scratch, id: &str, args: &str) -> String {
     scratch.write("env.toml", format!("[[orchestrator.train.env]]\nid = \"{id}\"\nargs = {args}\n"))
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/3139
 #[test]
 fn environments() {
     let scratch = Scratch::new();

@@ -61,6 +61,8 @@ fn environments_are_listed_and_inspected() {
     refused(&scratch.prl(&format!("env inspect {} --args [", reverse_text())), &["--args", "no JSON"]);
 }
 
+/// https://github.com/PrimeIntellect-ai/verifiers/issues/1982
+/// https://github.com/PrimeIntellect-ai/verifiers/pull/1934
 #[test]
 fn a_good_environment_passes_and_a_bad_one_does_not() {
     let scratch = Scratch::new();
@@ -201,4 +203,18 @@ fn references_must_be_right_and_pinned() {
     let run = scratch.rl("out", "--orchestrator.train.env.0.id oci://127.0.0.1:9/words:1");
     refused(&run, &["orchestrator.train.env.0", "no digest", "prl env pull"]);
     assert!(!scratch.path("out").exists());
+}
+
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1574
+#[test]
+fn live_rollouts_take_no_file_descriptors() {
+    let scratch = Scratch::new();
+    let prl = scratch.command("").get_program().to_owned();
+    let mut limited = Command::new("sh");
+    let words =
+        format!("ulimit -n 64 && exec {} env bench {} --live 1000 --seconds 0.05", prl.display(), reverse_text());
+    limited.args(["-c", &words]).current_dir(scratch.path("")).stdin(Stdio::null());
+    limited.env("XDG_CACHE_HOME", std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    let told = Running::start(limited).wait().ok().stdout;
+    assert!(told.contains("1000 live rollouts"), "{told}");
 }

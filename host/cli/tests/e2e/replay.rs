@@ -60,6 +60,8 @@ fn replay(scratch: &Scratch, lines: &[Value], words: &str) -> Finished {
     scratch.prl(&format!("replay log.jsonl {words}"))
 }
 
+/// https://github.com/NVIDIA-NeMo/Gym/issues/775
+/// https://github.com/verl-project/verl/issues/1683
 #[test]
 fn rollouts_that_asked_others_are_run_again_offline() {
     let scratch = Scratch::new();

@@ -5,6 +5,7 @@ use crate::rl::timeless;
 use crate::support::{Row, Run, Running, Scratch, files, refused, repo, rows};
 use std::path::Path;
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1084
 #[test]
 fn a_run_goes_on_where_it_was() {
     let scratch = Scratch::new();
@@ -65,6 +66,7 @@ fn same_story(name: &str, a: &Run, b: &Run, step: u64) {
     assert!(a.2 == b.2, "{name}: other weights");
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/2896
 #[test]
 fn a_run_with_a_stop_is_the_run_without() {
     let scratch = Scratch::new();
@@ -103,6 +105,8 @@ fn drawn(seed: u64, n: u64) -> u64 {
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) % n
 }
 
+/// https://github.com/NVIDIA-NeMo/RL/issues/3594
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1513
 #[test]
 fn a_run_that_is_killed_again_and_again_is_the_run_that_is_not() {
     let scratch = Scratch::new();
@@ -150,6 +154,7 @@ fn a_run_may_start_fresh_where_nothing_can_be_gone_on_from() {
     run.has("orphaned/metrics.jsonl");
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1805
 #[test]
 fn what_cannot_be_resumed_is_refused_untouched() {
     let scratch = Scratch::new();

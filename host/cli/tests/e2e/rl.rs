@@ -170,6 +170,22 @@ fn trainer_and_engine_agree_exactly_when_their_weights_do() {
     assert!(scratch.run("again").weights(1) == scratch.run("frozen").weights(4), "a step of size 0 is none");
 }
 
+/// https://github.com/allenai/open-instruct/issues/1473
+#[test]
+fn with_weights_that_stay_the_mismatch_stays_at_zero() {
+    let scratch = Scratch::new();
+    let words = "--max-steps 50 --trainer.optim.lr 0 --orchestrator.max-async-level 2 --no-orchestrator.eval";
+    scratch
+        .prl(&format!(
+            "rl @ {} {words} --orchestrator.batch-size 8 --orchestrator.group-size 4 --output-dir out",
+            rl_toml()
+        ))
+        .ok();
+    for metric in ["mismatch_kl/all/mean", "mismatch_kl/all/max"] {
+        assert_eq!(scratch.run("out").series(metric), [0.0; 50], "{metric}");
+    }
+}
+
 #[test]
 fn both_kernels_compute_the_same_step() {
     let scratch = Scratch::new();

@@ -14,8 +14,17 @@ fn text(index: u64) -> String {
     format!("{} {}", word(0), word(1))
 }
 
+/// What a server counts.
+struct Server {
+    /// Scores that it still gives.
+    left: AtomicUsize,
+    /// Rollouts that were opened and not scored, now and at most.
+    live: AtomicUsize,
+    peak: AtomicUsize,
+}
+
 /// Says what the environment says; `None` where the connection breaks instead.
-fn says(path: &str, asked: &Value, left: &AtomicUsize) -> Option<(u16, Value)> {
+fn says(path: &str, asked: &Value, Server { left, live, peak }: &Server) -> Option<(u16, Value)> {
     let info = json!({ "name": "mirror", "version": "3.1.0", "description": "Reverse it.",
         "args_schema": { "type": "object", "properties": {}, "additionalProperties": false },
         "splits": [{ "name": "train" }, { "name": "eval", "size": 16 }],
@@ -35,11 +44,18 @@ fn says(path: &str, asked: &Value, left: &AtomicUsize) -> Option<(u16, Value)> {
                 "prompt": prompt, "answer": text(index), "max_turns": 1 });
             (200, task)
         }
-        ["rollouts"] => (200, json!({ "id": "r" })),
+        ["rollouts"] => {
+            peak.fetch_max(live.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            (200, json!({ "id": "r" }))
+        }
+        ["rollouts", _, "start"] if left.load(Ordering::SeqCst) == ILL => {
+            (500, json!({ "error": { "code": "internal", "message": "the disk is full", "retryable": false } }))
+        }
         ["rollouts", _, "start"] => (200, json!({})),
         ["rollouts", _, "step"] => (200, json!({ "stop": { "kind": "terminated", "reason": "answered" } })),
         ["rollouts", _, "score"] => {
             left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).ok()?;
+            live.fetch_sub(1, Ordering::SeqCst);
             // Rewards that differ: there is something to learn from.
             let value = (left.load(Ordering::SeqCst) % 3) as f64 / 2.0;
             (200, json!({ "components": [{ "name": "alike", "value": value }] }))
@@ -48,7 +64,7 @@ fn says(path: &str, asked: &Value, left: &AtomicUsize) -> Option<(u16, Value)> {
     })
 }
 
-fn connection(stream: TcpStream, left: &AtomicUsize) -> std::io::Result<()> {
+fn connection(stream: TcpStream, server: &Server) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut writer = stream;
     loop {
@@ -61,7 +77,7 @@ fn connection(stream: TcpStream, left: &AtomicUsize) -> std::io::Result<()> {
         let mut body = vec![0; length.unwrap_or(0)];
         reader.read_exact(&mut body)?;
         let asked = serde_json::from_slice(&body).unwrap_or_default();
-        let Some((status, answer)) = says(&path, &asked, left) else { return Ok(()) };
+        let Some((status, answer)) = says(&path, &asked, server) else { return Ok(()) };
         let answer = answer.to_string();
         let head = format!("HTTP/1.1 {status} said\r\ncontent-length: {}\r\n\r\n", answer.len());
         writer.write_all((head + &answer).as_bytes())?;
@@ -70,20 +86,29 @@ fn connection(stream: TcpStream, left: &AtomicUsize) -> std::io::Result<()> {
 
 /// Serves the environment; after `scores` rollouts it breaks off whenever it is asked for another score.
 fn server(scores: usize) -> String {
+    counting(scores).0
+}
+
+/// The same, with its counts.
+fn counting(scores: usize) -> (String, Arc<Server>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let left = Arc::new(AtomicUsize::new(scores));
+    let counts = Server { left: AtomicUsize::new(scores), live: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
+    let counts = Arc::new(counts);
+    let server = counts.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let left = left.clone();
+            let server = server.clone();
             // A client that is gone ends its connection.
-            std::thread::spawn(move || drop(connection(stream, &left)));
+            std::thread::spawn(move || drop(connection(stream, &server)));
         }
     });
-    url
+    (url, counts)
 }
 
 const MANY: usize = 1_000_000;
+/// Such a server starts no rollout.
+const ILL: usize = usize::MAX;
 
 #[test]
 fn a_server_stands_wherever_a_file_does() {
@@ -160,7 +185,39 @@ fn a_server_that_is_gone_fails_rollouts_and_then_the_run() {
     let done = Running::start(scratch.command(&words)).wait();
     assert_eq!(done.code, Some(1), "{done}");
     assert!(done.stderr.contains("mirror") && done.stderr.contains("upstream failure"), "{done}");
+    assert!(done.stderr.trim_end().ends_with("out/logs/orchestrator.log"), "{done}");
     let traces = rows(&scratch.path("out/rollouts/step_1/train/all/traces.jsonl"));
     // None of those that failed has a reward.
     assert!(traces.iter().all(|row| row["error"].is_null() || row["score"]["components"] == json!([])), "{done}");
+}
+
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/3139
+/// https://github.com/PrimeIntellect-ai/prime-rl/issues/834
+#[test]
+fn an_environment_that_fails_before_the_first_turn_ends_the_run_with_its_words_and_its_log() {
+    let (scratch, url) = (Scratch::new(), server(ILL));
+    let toml = configured(&scratch, &url, "");
+    let done = scratch.prl(&format!("rl @ {toml} {SMALL} --no-orchestrator.eval --output-dir out --max-steps 100"));
+    let log = scratch.path("out/logs/envs/train/mirror/env_server.log");
+    let see = format!("; see {}\n", log.display());
+    refused(&done, &["environment `mirror` failed on its first task", "the disk is full", see.as_str()]);
+    assert!(done.stderr.ends_with(&see), "{done}");
+    let told = fs::read_to_string(log).unwrap();
+    assert!(told.contains("ERROR environment `mirror` failed on its first task"), "{told}");
+    assert!(!done.stdout.contains("failed on its first task"), "told twice: {done}");
+    // Nobody waited: no step was taken, and no group but those that were under way was begun.
+    assert_eq!(fs::read_to_string(scratch.path("out/metrics.jsonl")).unwrap(), "");
+    assert!(rows(&scratch.path("out/rollouts/step_1/train/all/traces.jsonl")).len() <= 16);
+}
+
+/// https://github.com/PrimeIntellect-ai/verifiers/issues/400
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1574
+#[test]
+fn no_more_rollouts_are_open_at_once_than_may_be() {
+    let (scratch, (url, counts)) = (Scratch::new(), counting(MANY));
+    let toml = configured(&scratch, &url, "max_concurrent = 3");
+    scratch.prl(&format!("rl @ {toml} {SMALL} --no-orchestrator.eval --output-dir out --max-steps 2")).ok();
+    let peak = counts.peak.load(Ordering::SeqCst);
+    assert!((1..=3).contains(&peak), "{peak} at once");
+    assert_eq!(rows(&scratch.path("out/rollouts/step_2/train/all/traces.jsonl")).len(), 16);
 }

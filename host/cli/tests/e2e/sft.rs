@@ -128,3 +128,15 @@ fn a_checkpoint_of_rl_is_not_gone_on_from() {
         .prl(&format!("sft @ {toml} --output-dir new --max-steps 1 --model.name out/checkpoints/step_1/trainer"))
         .ok();
 }
+
+#[test]
+fn training_that_diverges_ends_with_the_reason_and_the_trainers_log() {
+    let scratch = Scratch::new();
+    let done = scratch.prl(&example(40, "--optim.lr 1e30 --output-dir out"));
+    let log = scratch.path("out/logs/trainer.log");
+    assert_eq!(done.code, Some(1), "{done}");
+    assert!(done.stderr.contains("training has diverged") && done.stderr.lines().count() == 1, "{done}");
+    assert!(done.stderr.ends_with(&format!("; see {}\n", log.display())), "{done}");
+    let told = fs::read_to_string(log).unwrap();
+    assert!(told.lines().last().unwrap().contains("training has diverged"), "{told}");
+}

@@ -157,6 +157,7 @@ async fn the_log_is_routed_and_bounded() {
     assert!(lines[100].message.starts_with("99902 more lines dropped"), "{}", lines[100].message);
 }
 
+/// https://github.com/PrimeIntellect-ai/verifiers/issues/726
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_many_dies_and_the_others_finish() {
     for isolation in [Isolation::Rollout, Isolation::Worker] {
@@ -214,6 +215,8 @@ async fn a_call_that_is_given_up_ends_its_rollout_only() {
     }
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/2360
+/// https://github.com/verl-project/verl/issues/7155
 #[tokio::test]
 async fn the_rollout_has_a_deadline_over_all_phases() {
     let limits = Limits { rollout_timeout: Duration::from_millis(200), ..limits() };
@@ -246,6 +249,7 @@ async fn groups_are_scored_as_a_whole() {
 }
 
 /// One in a hundred crashes at random, one never ends: all others complete, and the counts add up.
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1801
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_rollouts_with_random_crashes_and_an_endless_one() {
     const ROLLOUTS: u32 = 1000;

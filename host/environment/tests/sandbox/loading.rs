@@ -66,6 +66,9 @@ async fn each_wrong_file_has_one_clear_line() {
     );
 }
 
+/// https://github.com/huggingface/OpenEnv/issues/1232
+/// https://github.com/SJTU-DENG-Lab/LightningRL/issues/1
+/// https://github.com/vecna-labs/open-range/issues/202
 #[tokio::test]
 async fn imports_need_a_grant_or_are_refused_by_name() {
     let temp = tempfile::tempdir().unwrap();

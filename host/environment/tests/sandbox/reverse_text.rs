@@ -101,6 +101,7 @@ async fn weights_are_the_runs() {
     );
 }
 
+/// https://github.com/PrimeIntellect-ai/verifiers/issues/400
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn live_rollouts_are_bounded() {
     let pool = Setup { max_rollouts: 5, ..Setup::default() }.pool("reverse-text").await.unwrap();

@@ -218,17 +218,24 @@ impl Machine {
     pub(super) fn on_rollout(&mut self, key: GroupKey, member: u32, finished: Box<Finished>) -> Result<(), Error> {
         let again = self.tries_again(&finished.rollout);
         let Some(group) = self.groups.get_mut(&key) else { return Ok(()) };
-        if again && let Member::Running(plan) = &mut group.members[member as usize] {
+        if finished.ended.is_none()
+            && again
+            && let Member::Running(plan) = &mut group.members[member as usize]
+        {
             plan.attempt += 1;
             tracing::debug!("Rollout {} failed and starts again: {:?}", plan.id, finished.rollout.error);
             self.flow.again.insert((key, member));
             return Ok(());
         }
         self.flow.count(key.purpose, &finished.rollout);
+        let ended = finished.ended.clone();
         group.members[member as usize] = Member::Done(finished);
         group.left -= 1;
         self.inflight -= 1;
         self.outstanding -= 1;
+        if let Some(message) = ended {
+            return Err(Error::PolicyEnded { message });
+        }
         if group.left == 0 { self.complete(key) } else { Ok(()) }
     }
 
@@ -295,7 +302,10 @@ impl Machine {
             Purpose::Eval => &self.settings.eval[group.env].name,
         };
         match first {
-            Some(message) => Err(Error::EnvFailedAtStart { env: env.clone(), message: message.clone() }),
+            Some(message) => {
+                let (env, message) = (env.clone(), message.clone());
+                Err(Error::EnvFailedAtStart { purpose: key.purpose, env, message })
+            }
             None => Ok(()),
         }
     }

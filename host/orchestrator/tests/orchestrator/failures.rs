@@ -30,7 +30,9 @@ fn an_environment_that_fails_in_its_first_call_ends_the_run_at_once() {
     assert!(matches!(fails(only_eval, s).0, Error::EnvFailedAtStart { env, .. } if env == "e"));
 }
 
-/// https://github.com/huggingface/trl/issues/6714
+/// https://github.com/huggingface/trl/pull/6714
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1596
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1563
 #[test]
 fn an_environment_that_always_traps_later_ends_the_run_with_its_words_and_counts() {
     let (error, world) = fails(always(Fault::Step), Settings { max_error_rate: 1.0, ..settings(5, 4, 4) });
@@ -84,6 +86,101 @@ fn an_empty_batch_is_a_step_without_tokens_and_ten_in_a_row_end_the_run() {
     assert!(matches!(error, Error::NothingToTrain { step: 10, .. }), "{text}");
     assert!(text.contains("40 were dropped as `zero_advantage`"), "{text}");
     assert_eq!(world.log.lock().unwrap().rollouts.len(), 40);
+}
+
+#[test]
+fn a_dead_engine_ends_the_run_at_once_with_its_reason() {
+    for deterministic in [true, false] {
+        let dies = Script {
+            turns: 2,
+            fault: Arc::new(|_, request| request.filter(|r| r.id.group.0 >= 5).map(|_| Fault::Dead)),
+            ..Script::default()
+        };
+        let (error, world) = fails(dies, Settings { deterministic, ..settings(50, 8, 4) });
+        let message = "panic in the engine's thread: kernel exploded".to_owned();
+        assert_eq!(error, Error::PolicyEnded { message: message.clone() });
+        // What was under way is accounted for, and nothing else is started.
+        let log = world.log.lock().unwrap();
+        let told = |r: &&(Purpose, Step, Rollout)| r.2.error.as_ref().is_some_and(|error| error.message == message);
+        assert!(log.rollouts.iter().filter(told).count() >= 1);
+        assert!(log.rollouts.len() <= 48, "{} rollouts", log.rollouts.len());
+    }
+}
+
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/2360
+/// https://github.com/verl-project/verl/issues/7155
+#[test]
+fn one_rollout_of_sixty_four_that_never_ends_keeps_nobody_waiting() {
+    let one = RolloutId { group: GroupId(3), member: 2 };
+    let hangs = move || Script {
+        fault: Arc::new(move |task, request| request.filter(|r| r.id == one && task.env == "a").map(|_| Fault::Hang)),
+        ..Script::default()
+    };
+    // With a deadline its group is complete without it, and the step takes no longer than that.
+    let mut s = Settings { post_batch_filters: vec![], ..settings(1, 64, 8) };
+    s.train[0].timeout = Some(std::time::Duration::from_secs(60));
+    let world = World::new(0, 10, hangs());
+    block_on(world.run(s)).unwrap();
+    world.check_accounting();
+    let log = world.log.lock().unwrap();
+    let failed: Vec<RolloutId> =
+        log.rollouts.iter().filter(|(_, _, r)| r.error.is_some()).map(|(_, _, r)| r.id).collect();
+    assert_eq!(failed, [one]);
+    let of_its_group = log.batches[0].1.iter().filter(|id| id.group == one.group).map(|id| id.member);
+    assert_eq!(of_its_group.collect::<Vec<_>>(), [0, 1, 3, 4, 5, 6, 7]);
+    assert_eq!(log.batches[0].1.len(), 64);
+    assert!(log.steps[0].seconds < 61.0, "{} s on the paused clock", log.steps[0].seconds);
+    // Without one, groups that are complete do not wait for it, and it is given up once its policy is too old.
+    let world = World::new(0, 10, hangs());
+    let s =
+        Settings { post_batch_filters: vec![], deterministic: false, max_off_policy_steps: 2, ..settings(8, 64, 8) };
+    block_on(world.run(s)).unwrap();
+    world.check_accounting();
+    let log = world.log.lock().unwrap();
+    assert_eq!(log.steps.len(), 8);
+    let kinds: Vec<ErrorKind> = log
+        .rollouts
+        .iter()
+        .filter(|(_, _, r)| r.id == one)
+        .filter_map(|(_, _, r)| Some(r.error.as_ref()?.kind))
+        .collect();
+    assert_eq!(kinds, [ErrorKind::Cancelled]);
+}
+
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1801
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1816
+#[test]
+fn evaluation_beside_training_with_random_crashes_comes_to_its_end() {
+    for deterministic in [true, false] {
+        let crashes = Script {
+            fault: Arc::new(|task, request| {
+                let r = request?;
+                let draw = mix(&[task.seed, r.step, r.id.group.0, u64::from(r.id.member)]);
+                draw.is_multiple_of(100).then_some(Fault::Step)
+            }),
+            size: None,
+            ..Script::default()
+        };
+        let mut s = Settings { post_batch_filters: vec![], deterministic, ..settings(20, 40, 8) };
+        // The same environment for both.
+        s.eval = vec![EvalEnv { num_examples: Some(10), ..eval_env("a", 1) }];
+        let world = World::new(7, 30, crashes);
+        block_on(world.run(s)).unwrap();
+        world.check_accounting();
+        let log = world.log.lock().unwrap();
+        assert!(log.rollouts.len() >= 1000, "{}", log.rollouts.len());
+        assert_eq!((log.steps.len(), log.evals.len()), (20, 21));
+        let crashed =
+            log.rollouts.iter().filter(|(_, _, r)| r.error.as_ref().is_some_and(|e| e.kind == ErrorKind::EnvError));
+        assert!((3..40).contains(&crashed.count()));
+        let failed: std::collections::BTreeSet<RolloutId> = log
+            .rollouts
+            .iter()
+            .filter(|(p, _, r)| *p == Purpose::Train && r.error.is_some())
+            .map(|(_, _, r)| r.id)
+            .collect();
+        assert!(log.batches.iter().flat_map(|(_, ids)| ids).all(|id| !failed.contains(id)));
+    }
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub enum Fault {
     Engine,
     Hang,
     Empty,
+    /// The engine's end.
+    Dead,
 }
 
 /// Knobs of the fakes.
@@ -74,6 +76,10 @@ pub enum Fault {
 pub struct Script {
     pub turns: u64,
     pub bridge: bool,
+    /// Sequences that a bridged conversation cannot be shown to extend.
+    pub breaks: Arc<dyn Fn(&[TokenId]) -> bool + Send + Sync>,
+    /// Stands before every task's prompt.
+    pub system: Option<String>,
     pub min_group: usize,
     pub group_scoring: bool,
     pub size: Option<u64>,
@@ -98,6 +104,8 @@ impl Default for Script {
         Script {
             turns: 1,
             bridge: true,
+            breaks: Arc::new(|_| false),
+            system: None,
             min_group: 2,
             group_scoring: false,
             size: Some(50),
@@ -210,7 +218,7 @@ impl World {
         };
         let deps = Deps {
             policy: Arc::new(FakePolicy(self.clone())),
-            renderer: Arc::new(FakeRenderer { bridge: self.script.bridge }),
+            renderer: Arc::new(FakeRenderer(self.clone())),
             trainer: Arc::new(FakeTrainer(self.clone())),
             observer: Arc::new(FakeObserver(self.clone())),
             train: settings.train.iter().map(|e| train(&e.name)).collect(),
@@ -316,6 +324,7 @@ impl Policy for FakePolicy {
             match marker {
                 Some(5001) => return Err(PolicyError::Engine("out of blocks".into())),
                 Some(5002) => std::future::pending::<()>().await,
+                Some(5004) => return Err(PolicyError::Ended("panic in the engine's thread: kernel exploded".into())),
                 _ => {}
             }
             let n = world.script.sampled_tokens;
@@ -362,13 +371,14 @@ impl Env for FakeEnv {
     fn task<'a>(&'a self, split: &'a str, index: u64, seed: u64) -> BoxFuture<'a, Result<Task, String>> {
         async move {
             self.world.delays.pause().await;
+            let system = self.world.script.system.iter().map(|text| Message::text(Role::System, text));
             let task = Task {
                 env: self.name.clone(),
                 split: split.into(),
                 index,
                 seed,
                 key: format!("{}/{split}/{index}/{seed:x}", self.name),
-                prompt: vec![Message::text(Role::User, format!("task {index}"))],
+                prompt: system.chain([Message::text(Role::User, format!("task {index}"))]).collect(),
                 tools: vec![],
                 answer: None,
                 payload: Default::default(),
@@ -444,6 +454,7 @@ impl Session for FakeSession {
             Some(Fault::Engine) => "\u{1389}",
             Some(Fault::Hang) => "\u{138a}",
             Some(Fault::Empty) => "\u{138b}",
+            Some(Fault::Dead) => "\u{138c}",
             _ => "go",
         };
         let messages = vec![Message::text(Role::User, marker)];
@@ -483,11 +494,9 @@ impl Session for FakeSession {
     }
 }
 
-struct FakeRenderer {
-    bridge: bool,
-}
+struct FakeRenderer(Arc<World>);
 
-fn tokens(messages: &[Message]) -> Rendered {
+pub fn tokens(messages: &[Message]) -> Rendered {
     let mut ids = Vec::new();
     let mut spans = Vec::new();
     for message in messages {
@@ -509,8 +518,9 @@ impl Renderer for FakeRenderer {
         Ok(tokens(messages))
     }
 
-    fn bridge(&self, _: &[TokenId], replies: &[Message], _: &[ToolDef]) -> Result<Option<Rendered>, String> {
-        Ok(self.bridge.then(|| tokens(replies)))
+    fn bridge(&self, previous: &[TokenId], replies: &[Message], _: &[ToolDef]) -> Result<Option<Rendered>, String> {
+        let script = &self.0.script;
+        Ok((script.bridge && !(script.breaks)(previous)).then(|| tokens(replies)))
     }
 
     fn answer(&self, _: &[Message], _: &[ToolDef], message: &Message, cut: bool) -> Result<Vec<TokenId>, String> {

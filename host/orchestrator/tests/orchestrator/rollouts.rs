@@ -60,6 +60,84 @@ fn an_unprovable_prefix_starts_a_branch_and_each_sampled_token_trains_once() {
     }
 }
 
+/// Whatever turns begin a branch, each sampled token is in one sample and masked there, in the order of the turns, and the
+/// record says which turns lie on which branch.
+#[test]
+fn each_sampled_token_trains_once_whatever_the_branches() {
+    let mut shapes = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let turns = 1 + mix(&[seed]) % 6;
+        let breaks = Arc::new(move |ids: &[TokenId]| {
+            mix(&[seed, ids.len() as u64, u64::from(ids[ids.len() - 2])]).is_multiple_of(2)
+        });
+        for r in rollouts(Script { turns, breaks, ..Script::default() }, |s| s.seq_len = 2000) {
+            assert_eq!((r.error.as_ref(), r.turns.len() as u64), (None, turns), "seed {seed}");
+            let sampled = |sample: &Sample| -> Vec<TokenId> {
+                let ids = sample.token_ids().iter().zip(sample.mask());
+                ids.filter(|(_, masked)| **masked).map(|(id, _)| *id).collect()
+            };
+            let trained: Vec<TokenId> = r.samples.iter().flat_map(sampled).collect();
+            assert_eq!(trained.len(), r.turns.iter().map(|turn| turn.tokens).sum::<usize>(), "seed {seed}");
+            let said: Vec<String> = trained.iter().filter(|id| **id != STOP).map(u32::to_string).collect();
+            let told: Vec<&str> = r.turns.iter().map(|turn| turn.message.content.as_str()).collect();
+            assert_eq!(said.join(" "), told.join(" "), "seed {seed}");
+            let mut first = 0;
+            for (branch, sample) in r.branches.iter().zip(&r.samples) {
+                assert_eq!((branch.first, branch.tokens), (first, sample.len()), "seed {seed}");
+                let tokens: usize = r.turns[first..first + branch.turns].iter().map(|turn| turn.tokens).sum();
+                assert_eq!(sample.output_tokens(), tokens, "seed {seed}");
+                first += branch.turns;
+            }
+            assert_eq!((first, r.branches.len()), (r.turns.len(), r.samples.len()), "seed {seed}");
+            shapes.insert(r.branches.iter().map(|branch| branch.turns).collect::<Vec<_>>());
+        }
+    }
+    assert!(shapes.len() > 15, "{shapes:?}");
+}
+
+#[test]
+fn a_branch_is_trained_where_the_algorithm_weighs_it() {
+    // Of a group with equal rewards no token has an advantage.
+    for equal in [false, true] {
+        let reward = move |_: &str, request: &OpenRequest| if equal { 1.0 } else { f64::from(request.id.member) };
+        let script = Script { turns: 3, bridge: false, reward: Arc::new(reward), ..Script::default() };
+        for r in rollouts(script, |_| ()) {
+            let advantage = if equal { 0.0 } else { r.reward - 2.0 };
+            assert!(r.branches.iter().all(|branch| branch.advantage == Some(advantage)), "{:?}", r.branches);
+            assert!(
+                r.branches.len() == 3 && r.branches.iter().all(|branch| branch.trained != equal),
+                "{:?}",
+                r.branches
+            );
+        }
+    }
+}
+
+#[test]
+fn what_overflows_the_context_leaves_the_system_prompt_whole() {
+    let system = "You are terse.";
+    for bridge in [true, false] {
+        let script = Script {
+            turns: 3,
+            bridge,
+            system: Some(system.into()),
+            replies: Arc::new(|_| "a tool's output ".repeat(40)),
+            ..Script::default()
+        };
+        for r in rollouts(script, |s| s.seq_len = 80) {
+            assert_eq!(r.truncation.as_ref().map(|cut| cut.reason.as_str()), Some("context"));
+            assert!(r.error.is_none() && !r.score.components.is_empty());
+            let opening = Message::text(Role::User, "go");
+            let whole = tokens(&[&r.task.prompt[..], &[opening]].concat()).ids;
+            assert_eq!(r.task.prompt[0].content, system);
+            // The one turn before the overflow, behind everything it was told.
+            assert_eq!((r.turns.len(), r.samples.len()), (1, 1));
+            assert_eq!(r.samples[0].token_ids()[..whole.len()], whole);
+            assert_eq!(r.samples[0].len(), whole.len() + 7);
+        }
+    }
+}
+
 #[test]
 fn cut_off_rollouts_are_scored_and_say_why() {
     let reasons = |script: Script, change: fn(&mut Settings)| -> Vec<(String, usize, bool)> {
@@ -112,6 +190,8 @@ fn hints_hold_for_the_next_turn_beside_the_settings() {
     assert_eq!(stops, [vec!["\n".to_owned()], vec!["\n".into(), "</end>".into()]]);
 }
 
+/// https://github.com/huggingface/trl/pull/5773
+/// https://github.com/huggingface/trl/pull/5775
 #[test]
 fn errors_name_whose_fault_it_was_and_never_train() {
     let cases = [
@@ -119,8 +199,8 @@ fn errors_name_whose_fault_it_was_and_never_train() {
         (Fault::Step, ErrorKind::EnvError, "trap: index out of bounds"),
         (Fault::Score, ErrorKind::EnvError, "division by zero"),
         (Fault::Reward(f64::NAN), ErrorKind::EnvError, "reward component `main` is NaN"),
+        (Fault::Reward(f64::INFINITY), ErrorKind::EnvError, "is inf"),
         (Fault::Reward(f64::NEG_INFINITY), ErrorKind::EnvError, "is -inf"),
-        // https://github.com/huggingface/trl/issues/5773
         (Fault::Reward(1e38), ErrorKind::EnvError, "is 1e38"),
         (Fault::Engine, ErrorKind::ProviderError, "out of blocks"),
         (Fault::Empty, ErrorKind::EmptyTrajectory, "sampled no token"),
@@ -153,16 +233,19 @@ fn an_overlong_prompt_is_an_error_of_its_own() {
     assert!(all.iter().all(|r| r.error.as_ref().unwrap().kind == ErrorKind::OverlongPromptError));
 }
 
+/// https://github.com/huggingface/trl/pull/5773
 #[test]
 fn a_group_with_too_few_valid_members_is_dropped() {
-    let only_one_valid = Script {
-        fault: Arc::new(|_, request| request.filter(|r| r.id.group.0 == 0 && r.id.member > 0).map(|_| Fault::Score)),
-        ..Script::default()
-    };
-    let all = rollouts(only_one_valid, |_| ());
-    assert_eq!(all.len(), 8);
-    assert!(all[0].error.is_none() && all[0].is_filtered && all[0].filters == ["incomplete_group"]);
-    assert!(all[1..4].iter().all(|r| r.error.is_some()) && all[4..].iter().all(Rollout::is_effective));
+    for fault in [Fault::Score, Fault::Reward(f64::NAN), Fault::Reward(f64::INFINITY)] {
+        let only_one_valid = Script {
+            fault: Arc::new(move |_, request| request.filter(|r| r.id.group.0 == 0 && r.id.member > 0).map(|_| fault)),
+            ..Script::default()
+        };
+        let all = rollouts(only_one_valid, |_| ());
+        assert_eq!(all.len(), 8);
+        assert!(all[0].error.is_none() && all[0].is_filtered && all[0].filters == ["incomplete_group"]);
+        assert!(all[1..4].iter().all(|r| r.error.is_some()) && all[4..].iter().all(Rollout::is_effective));
+    }
 }
 
 #[test]

@@ -121,6 +121,7 @@ fn concurrency_is_a_hard_cap() {
     }
 }
 
+/// https://github.com/PrimeIntellect-ai/prime-rl/issues/2616
 #[test]
 fn evaluations_come_between_their_step_and_the_next() {
     let world = World::new(2, 50, Script::default());
@@ -195,6 +196,7 @@ fn a_stop_returns_soon_with_what_is_done() {
     assert_eq!(outcome.progress.step, log.steps.last().unwrap().step);
 }
 
+/// https://github.com/thinking-machines-lab/tinker-cookbook/pull/822
 #[test]
 fn a_free_run_uses_new_versions_at_once_and_keeps_the_bound() {
     for (seed, max_off_policy_steps) in [(1, 1), (2, 2), (3, 8)] {
@@ -212,6 +214,7 @@ fn a_free_run_uses_new_versions_at_once_and_keeps_the_bound() {
     }
 }
 
+/// https://github.com/thinking-machines-lab/tinker-cookbook/pull/822
 #[test]
 fn a_free_run_begins_no_batch_ahead_of_its_async_level() {
     for (seed, level) in [(1, 0), (2, 0), (3, 1), (4, 2), (5, 3)] {
@@ -227,6 +230,7 @@ fn a_free_run_begins_no_batch_ahead_of_its_async_level() {
         let log = world.log.lock().unwrap();
         let versions = log.versions();
         assert_eq!(versions.len(), 12);
+        assert!(log.steps.iter().all(|report| report.metrics["off_policy/dropped"] == 0.0), "pacing discards nothing");
         assert!(level > 0 || versions.iter().all(|(step, oldest, newest)| oldest == newest && *oldest == step - 1));
         // What began with version v or before is enough for batches 1 to v + 1 + level and no more.
         for version in 0..12 {
