@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use prl_model::{Decoder, Device, ModelConfig, SaveOptions};
 use prl_orchestrator::{Progress, State};
 use prl_store::{Checkpoints, Keep, Marks};
-use prl_trainer::TrainerState;
+use prl_trainer::{Skip, TrainerState};
 use prl_types::Step;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,17 @@ pub const TRAINER: &str = "trainer";
 const PROGRESS: &str = "orchestrator/progress.json";
 const STATE: &str = "orchestrator/state.json";
 const MARKS: &str = "orchestrator/records.json";
+
+/// What a run that goes on leaves out, as the configuration says it.
+pub fn skips(ckpt: Option<&prl_config::TrainerCkpt>) -> Skip {
+    let said = |of: fn(&prl_config::TrainerCkpt) -> bool| ckpt.is_some_and(of);
+    Skip {
+        optimizer: said(|c| c.skip_optimizer),
+        scheduler: said(|c| c.skip_scheduler),
+        dataloader: said(|c| c.skip_dataloader),
+        progress: said(|c| c.skip_progress),
+    }
+}
 
 /// What is saved of a step.
 pub struct Saved {

@@ -227,7 +227,8 @@ impl Ready {
         };
         let mut trainer = loss::trainer(learner, parts, loss)?;
         if let Some((_, path)) = &resumed {
-            trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+            let skip = checkpoint::skips(config.trainer.ckpt.as_ref());
+            trainer.load_state(&path.join(checkpoint::TRAINER), skip).map_err(input("`ckpt.resume_step`"))?;
         }
         let max_len = context(config, shape.max_position_embeddings, servers.as_deref());
         let settings = settings::settings(config, &shape, max_len, compute.device, begin);
@@ -273,7 +274,10 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let (early, resumed) = place.resume()?.map_or((None, None), |(dir, from)| (Some(dir), from));
     let (resumed, marks) = match (&early, resumed) {
         (Some(dir), Some(at)) => {
-            let (state, marks) = checkpoint::orchestrator(&at.1).map_err(input("`ckpt.resume_step`"))?;
+            let (mut state, marks) = checkpoint::orchestrator(&at.1).map_err(input("`ckpt.resume_step`"))?;
+            if config.orchestrator.ckpt.as_ref().is_some_and(|ckpt| ckpt.skip_progress) {
+                state.forget_totals();
+            }
             (Some(Resume { evaluated: dir.evaluated(at.0), state, at }), marks)
         }
         _ => (None, Marks::default()),

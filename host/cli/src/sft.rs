@@ -129,7 +129,9 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
     };
     let mut trainer = trainer(config, decoder, &mut parts.compute, parts.data)?;
     if let Some((_, path)) = &resume {
-        trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+        trainer
+            .load_state(&path.join(checkpoint::TRAINER), checkpoint::skips(config.ckpt.as_ref()))
+            .map_err(input("`ckpt.resume_step`"))?;
     }
 
     let dir = place.begin(early, resume.as_ref().map(|(step, _)| (*step, Marks::default())), logs, &loaded.dump())?;

@@ -149,7 +149,8 @@ fn train(
     }
     let mut feed = Feed::new(config, (parts.decoder, parts.loss, parts.fake), &mut parts.compute)?;
     if let Some((_, path)) = &resume {
-        feed.trainer.load_state(&path.join(checkpoint::TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+        let skip = checkpoint::skips(config.ckpt.as_ref());
+        feed.trainer.load_state(&path.join(checkpoint::TRAINER), skip).map_err(input("`ckpt.resume_step`"))?;
     }
 
     let dir = place.begin(early, resume.as_ref().map(|(step, _)| (*step, Marks::default())), logs, &loaded.dump())?;

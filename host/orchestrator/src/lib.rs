@@ -39,6 +39,7 @@ mod seed;
 mod settings;
 mod shell;
 mod size;
+mod stall;
 mod state;
 mod tasks;
 

@@ -306,6 +306,10 @@ pub trait Observer: Send + Sync {
     fn batch(&self, step: Step, effective: &[&Rollout]);
     /// The state after `step` has been taken now: what was recorded so far belongs to it, what comes does not.
     fn mark(&self, _step: Step) {}
+    /// No step has come to its end for long; `waits` says what everything under way waits for.
+    fn stalled(&self, waits: &str) {
+        tracing::warn!("{waits}");
+    }
     /// A step is trained. Steps come in order, a step's evaluation between it and the next.
     fn step(&self, report: &StepReport);
     /// An environment's evaluation is complete.

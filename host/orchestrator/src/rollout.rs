@@ -4,6 +4,7 @@
 
 use crate::clock::Clock;
 use crate::seed::derive;
+use crate::stall::{Board, Wait};
 use crate::{
     Answer, Env, Finished, OpenRequest, Policy, PolicyError, Purpose, Question, Reference, Rendered, Renderer,
     SampleRequest, Sampling, Session, Source, StepInput,
@@ -40,6 +41,8 @@ pub(crate) struct Parts {
     pub max_turns: Option<u32>,
     pub timeout: Option<Duration>,
     pub seq_len: usize,
+    /// Where what is waited for stands.
+    pub board: Arc<Board>,
 }
 
 /// One rollout to run.
@@ -84,12 +87,16 @@ impl Plan {
 /// Runs a rollout. Whatever goes wrong ends up in its `error`.
 pub(crate) async fn run(parts: Arc<Parts>, plan: Plan) -> Finished {
     let clock = Clock::start();
+    let wait = parts.board.wait(format!("rollout of {}", plan.task.env), "the environment's start");
     let mut record = Record { rollout: plan.blank(), opening: Vec::new(), metrics: Vec::new(), ended: None };
-    let result = drive(&parts, &plan, &mut record, clock).await;
+    let result = drive(&parts, &plan, &mut record, (clock, &wait)).await;
     let Record { mut rollout, opening, metrics, ended } = record;
     rollout.score.take_counted(metrics);
     let result = match result {
-        Ok(()) => refer(&parts, &mut rollout).await,
+        Ok(()) => {
+            wait.now("reference log-probabilities");
+            refer(&parts, &mut rollout).await
+        }
         Err(error) => Err(error),
     };
     if let Err(error) = result {
@@ -206,7 +213,12 @@ impl Branch {
     }
 }
 
-async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) -> Result<(), RolloutError> {
+async fn drive(
+    parts: &Parts,
+    plan: &Plan,
+    record: &mut Record,
+    (clock, wait): (Clock, &Wait),
+) -> Result<(), RolloutError> {
     let until = parts.timeout.map(|timeout| Instant::now() + timeout);
     let mut session = parts.env.open(plan.task.clone(), plan.request()).await.map_err(env_error)?;
     let start = session.start().await.map_err(env_error)?;
@@ -220,7 +232,7 @@ async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) ->
     let mut stop = start.stop;
     if stop.is_none() {
         let talk = Talk { messages, tools, hints: start.sampling, until };
-        let result = converse(parts, plan, record, session.as_mut(), talk).await;
+        let result = converse(parts, plan, record, (session.as_mut(), wait), talk).await;
         record.rollout.timing.generation = clock.seconds() - record.rollout.timing.setup;
         stop = result?;
     }
@@ -240,6 +252,7 @@ async fn drive(parts: &Parts, plan: &Plan, record: &mut Record, clock: Clock) ->
         record.rollout.stop_condition.clone_from(&truncation.reason);
     }
     let before = clock.seconds();
+    wait.now("the environment's score");
     let reason = record.rollout.truncation.as_ref().map(|t| t.reason.clone());
     let score = session.score(reason).await.map_err(env_error)?;
     record.rollout.timing.scoring = clock.seconds() - before;
@@ -261,7 +274,7 @@ async fn converse(
     parts: &Parts,
     plan: &Plan,
     record: &mut Record,
-    session: &mut dyn Session,
+    (session, wait): (&mut dyn Session, &Wait),
     talk: Talk,
 ) -> Result<Option<Stop>, RolloutError> {
     let Talk { mut messages, mut tools, mut hints, until } = talk;
@@ -277,6 +290,7 @@ async fn converse(
         let stop = std::mem::take(&mut hints).stop;
         let talk = (messages.as_slice(), tools.as_slice());
         let drawn = sample(parts, plan, record, (turn, max_turns), &branch.ids, talk, max_tokens, stop);
+        wait.now("the model's turn");
         let drawn = match until {
             Some(until) => timeout_at(until, drawn).await.ok(),
             None => Some(drawn.await),
@@ -306,6 +320,7 @@ async fn converse(
         let context_left = parts.seq_len - branch.ids.len();
         let turns_left = max_turns - turn - 1;
         let input = StepInput { message, finish: sampled.finish().clone(), tokens, context_left, turns_left };
+        wait.now("the environment's answer");
         let reply = session.step(input).await.map_err(env_error)?;
         record.take_reply(&reply)?;
         let cut = *sampled.finish() == FinishReason::Length;

@@ -4,6 +4,7 @@
 use crate::clock::Clock;
 use crate::machine::{Action, Event, GroupKey, Machine};
 use crate::rollout::{self, Parts};
+use crate::stall::Board;
 use crate::{Deps, Env, Error, Outcome, Purpose, Reference, Sampling, Settings, Source, TrainDeps, scoring};
 use prl_types::Step;
 use std::collections::HashMap;
@@ -51,9 +52,10 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
     }
     let grouped = deps.eval.iter().map(|env| env.group_scoring()).collect();
     let frozen = deps.train.iter().map(|parts| parts.source.is_some()).collect();
+    let board = Board::new();
     let shell = Shell {
-        train: train_parts(&settings, &deps),
-        eval: eval_parts(&settings, &deps),
+        train: train_parts(&settings, &deps, &board),
+        eval: eval_parts(&settings, &deps, &board),
         splits: Splits {
             train: settings.train.iter().map(|e| e.split.clone()).collect(),
             eval: settings.eval.iter().map(|e| e.split.clone()).collect(),
@@ -64,6 +66,7 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         stop_grace: settings.stop_grace,
         checkpoint_grace: settings.checkpoint_grace,
         winding_down: false,
+        board,
         status_interval: settings.status_interval,
         wake: None,
         machine: Machine::new(settings, &sizes, counts, (grouped, frozen), deps.observer.clone()),
@@ -104,31 +107,31 @@ fn eval_counts(settings: &Settings, envs: &[Arc<dyn Env>]) -> Result<Vec<u64>, E
     settings.eval.iter().zip(envs).map(count).collect()
 }
 
-fn train_parts(settings: &Settings, deps: &Deps) -> Vec<Arc<Parts>> {
+fn train_parts(settings: &Settings, deps: &Deps, board: &Arc<Board>) -> Vec<Arc<Parts>> {
     let part = |(one, env): (&TrainDeps, &crate::TrainEnv)| {
         let own = (env.sampling.clone(), env.max_turns, env.timeout);
-        parts(settings, deps, &one.env, own, (one.source.clone(), one.reference.clone()))
+        parts(settings, (deps, board), &one.env, own, (one.source.clone(), one.reference.clone()))
     };
     deps.train.iter().zip(&settings.train).map(part).collect()
 }
 
-fn eval_parts(settings: &Settings, deps: &Deps) -> Vec<Arc<Parts>> {
+fn eval_parts(settings: &Settings, deps: &Deps, board: &Arc<Board>) -> Vec<Arc<Parts>> {
     let part = |(one, env): (&Arc<dyn Env>, &crate::EvalEnv)| {
-        parts(settings, deps, one, (env.sampling.clone(), env.max_turns, env.timeout), (None, None))
+        parts(settings, (deps, board), one, (env.sampling.clone(), env.max_turns, env.timeout), (None, None))
     };
     deps.eval.iter().zip(&settings.eval).map(part).collect()
 }
 
 fn parts(
     settings: &Settings,
-    deps: &Deps,
+    (deps, board): (&Deps, &Arc<Board>),
     env: &Arc<dyn Env>,
     (sampling, max_turns, timeout): (Sampling, Option<u32>, Option<Duration>),
     (source, reference): (Option<Arc<dyn Source>>, Option<Arc<dyn Reference>>),
 ) -> Arc<Parts> {
     let (policy, renderer) = (deps.policy.clone(), deps.renderer.clone());
-    let (env, seq_len) = (env.clone(), settings.seq_len);
-    Arc::new(Parts { policy, source, reference, renderer, env, sampling, max_turns, timeout, seq_len })
+    let (env, seq_len, board) = (env.clone(), settings.seq_len, board.clone());
+    Arc::new(Parts { policy, source, reference, renderer, env, sampling, max_turns, timeout, seq_len, board })
 }
 
 struct Splits {
@@ -148,6 +151,7 @@ struct Shell {
     stop_grace: Duration,
     checkpoint_grace: Duration,
     winding_down: bool,
+    board: Arc<Board>,
     status_interval: Option<Duration>,
     /// When the machine wants to be woken.
     wake: Option<Instant>,
@@ -155,10 +159,12 @@ struct Shell {
 
 impl Shell {
     async fn run(mut self) -> Result<Outcome, Error> {
+        let watch = AbortOnDrop(tokio::spawn(self.board.clone().watch(self.deps.observer.clone())));
         let result = self.work().await;
         let stopped = matches!(result, Ok(true));
         let late = if stopped { self.wind_down().await } else { Ok(()) };
         self.halt();
+        drop(watch);
         self.tasks.abort_all();
         self.machine.drain(self.clock.seconds());
         result.and(late)?;
@@ -203,8 +209,10 @@ impl Shell {
             Err(e) if e.is_cancelled() => return Ok(()),
             Err(e) => return Err(Error::Panic(panic_text(e))),
         };
-        if let Event::Rollout { key, member, .. } = &event {
-            self.rollouts.remove(&(*key, *member));
+        match &event {
+            Event::Rollout { key, member, .. } => drop(self.rollouts.remove(&(*key, *member))),
+            Event::Trained { .. } => self.board.step(),
+            _ => {}
         }
         let actions = self.machine.handle(event, self.clock.seconds())?;
         self.carry_out(actions).await
@@ -274,18 +282,23 @@ impl Shell {
                     }
                 }
                 Action::ScoreEval { key, env, members } => {
+                    let wait = self.board.wait("group of an evaluation", "its score");
                     let env = self.deps.eval[env].clone();
                     self.tasks.spawn(async move {
+                        let _wait = wait;
                         Event::EvalScored { key, verdicts: scoring::together(env.as_ref(), &members).await }
                     });
                 }
                 Action::Score { group, env, step, members } => {
+                    let wait = self.board.wait("group", "its score and the algorithm");
                     let TrainDeps { env, algorithm, .. } = self.deps.train[env].clone();
                     self.tasks.spawn(async move {
+                        let _wait = wait;
                         Event::Scored { group, judged: scoring::score(env, algorithm, step, members).await }
                     });
                 }
                 Action::SetPolicy(version) => {
+                    let _wait = self.board.wait(format!("sampling with policy {version}"), "the weights' arrival");
                     let mut stop = self.deps.stop.clone();
                     let set = tokio::select! {
                         set = self.deps.policy.set_policy(version) => set,
@@ -297,7 +310,11 @@ impl Shell {
                 Action::WakeAt(seconds) => self.wake = Some(self.clock.at(seconds)),
                 Action::Train(batch) => {
                     let (trainer, step): (_, Step) = (self.deps.trainer.clone(), batch.step);
-                    self.tasks.spawn(async move { Event::Trained { step, result: trainer.train(batch).await } });
+                    let wait = self.board.wait(format!("step {step}"), "its training");
+                    self.tasks.spawn(async move {
+                        let _wait = wait;
+                        Event::Trained { step, result: trainer.train(batch).await }
+                    });
                 }
                 Action::Keep(state) => self.deps.trainer.keep(*state),
             }
@@ -311,8 +328,11 @@ impl Shell {
             Purpose::Train => self.splits.train[env].clone(),
             Purpose::Eval => self.splits.eval[env].clone(),
         };
-        self.tasks
-            .spawn(async move { Event::Task { key, task: handle.task(&split, index, seed).await.map(Box::new) } });
+        let wait = self.board.wait("group", format!("its task, {index} of `{split}`"));
+        self.tasks.spawn(async move {
+            let _wait = wait;
+            Event::Task { key, task: handle.task(&split, index, seed).await.map(Box::new) }
+        });
     }
 
     fn parts(&self, purpose: Purpose) -> &[Arc<Parts>] {
@@ -333,6 +353,15 @@ async fn next(tasks: &mut JoinSet<Event>, wake: &mut Option<Instant>) -> Option<
         }
         Some(event) = tasks.join_next() => Some(event),
         else => None,
+    }
+}
+
+/// A task that ends with whoever started it.
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -49,6 +49,13 @@ impl State {
         &self.totals.algorithms
     }
 
+    /// Begins the totals of tokens, rollouts and tasks at 0.
+    pub fn forget_totals(&mut self) {
+        for progress in self.after.iter_mut().chain([&mut self.progress, &mut self.totals]) {
+            (progress.total_tokens, progress.total_rollouts, progress.total_tasks) = (0, 0, 0);
+        }
+    }
+
     /// The newest step whose batch is in it.
     pub fn newest_batch(&self) -> Step {
         self.progress.step + self.cuts.len() as Step

@@ -28,7 +28,7 @@ pub use loss::{Counts, SampleLoss, Tokens, sample_loss};
 pub use metrics::{StepMetrics, flops_per_token};
 pub use pack::pack;
 pub use peak::peak_flops;
-pub use progress::Progress;
+pub use progress::{Progress, Skip};
 pub use schedule::Schedule;
 pub use sft::{SftParts, SftTrainer};
 pub use state::TrainerState;

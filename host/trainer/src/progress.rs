@@ -23,6 +23,22 @@ pub struct Progress {
     pub zero_trainable_batches: u64,
     /// Draws from the source of documents that are used up (supervised fine-tuning).
     pub documents: u64,
+    /// The step after which the learning rate's schedule begins: other than 0 where a run left out that of the run before.
+    #[serde(default)]
+    pub schedule_from: Step,
+}
+
+/// What a run that goes on leaves out of what it goes on from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Skip {
+    /// Begins with an optimiser that has seen nothing.
+    pub optimizer: bool,
+    /// Begins the learning rate's schedule anew.
+    pub scheduler: bool,
+    /// Begins at the first document.
+    pub dataloader: bool,
+    /// Begins the totals of tokens, samples and skipped steps at 0; the step stays.
+    pub progress: bool,
 }
 
 impl Progress {
@@ -34,6 +50,26 @@ impl Progress {
         let path = dir.join(FILE);
         let text = serde_json::to_string_pretty(self).map_err(|e| TrainerError::file("write", &path, e))?;
         std::fs::write(&path, text + "\n").map_err(|e| TrainerError::file("write", &path, e))
+    }
+
+    /// Without what is left out.
+    pub(crate) fn without(self, skip: Skip) -> Self {
+        let mut kept = self;
+        if skip.progress {
+            kept = Progress {
+                step: self.step,
+                documents: self.documents,
+                schedule_from: self.schedule_from,
+                ..Progress::default()
+            };
+        }
+        if skip.dataloader {
+            kept.documents = 0;
+        }
+        if skip.scheduler {
+            kept.schedule_from = self.step;
+        }
+        kept
     }
 
     /// Reads `trainer.json` from `dir`.

@@ -44,17 +44,18 @@ impl Schedule {
         Ok(Schedule { lr, shape, max_steps })
     }
 
-    /// The rate used in `step`, counted from 1.
+    /// The rate used in `step`, counted from 1, of a schedule that begins after the step `from`.
     ///
     /// Linear: from `min_lr` (at least 1e-8 of the rate) to the rate over `warmup_steps`, constant, and over the last
     /// `decay_steps` down to `min_lr`, which the last step uses. Cosine: the same warm-up, then a half cosine down to
     /// `min_lr` over what is left of `max_steps`.
-    pub fn lr(&self, step: Step) -> f64 {
-        let done = step.saturating_sub(1);
+    pub fn lr(&self, step: Step, from: Step) -> f64 {
+        let done = step.saturating_sub(1).saturating_sub(from);
+        let max_steps = self.max_steps.map(|max| max.saturating_sub(from));
         match &self.shape {
             Scheduler::Constant(_) => self.lr,
             Scheduler::Linear(s) => {
-                let decay_from = self.max_steps.map_or(u64::MAX, |max| max - s.decay_steps);
+                let decay_from = max_steps.map_or(u64::MAX, |max| max.saturating_sub(s.decay_steps));
                 if done < s.warmup_steps {
                     self.warmup(done, s.warmup_steps, s.min_lr)
                 } else if s.decay_steps > 0 && done >= decay_from {
@@ -69,7 +70,7 @@ impl Schedule {
                 if done < s.warmup_steps {
                     return self.warmup(done, s.warmup_steps, s.min_lr);
                 }
-                let steps = self.max_steps.unwrap_or(1).saturating_sub(s.warmup_steps).max(1);
+                let steps = max_steps.unwrap_or(1).saturating_sub(s.warmup_steps).max(1);
                 let at = ((done - s.warmup_steps) as f64 / steps as f64).min(1.0);
                 s.min_lr + (self.lr - s.min_lr) * 0.5 * (1.0 + (std::f64::consts::PI * at).cos())
             }
@@ -89,7 +90,7 @@ mod tests {
 
     fn rates(shape: Scheduler, max_steps: u64) -> Vec<f64> {
         let schedule = Schedule::new(1.0, shape, Some(max_steps)).unwrap();
-        (1..=max_steps).map(|s| schedule.lr(s)).collect()
+        (1..=max_steps).map(|s| schedule.lr(s, 0)).collect()
     }
 
     fn close(got: &[f64], want: &[f64]) {
@@ -97,6 +98,14 @@ mod tests {
         for (g, w) in got.iter().zip(want) {
             assert!((g - w).abs() < 1e-9, "{got:?} != {want:?}");
         }
+    }
+
+    #[test]
+    fn a_schedule_may_begin_later() {
+        let shape = || Scheduler::Linear(LinearScheduler { warmup_steps: 2, decay_steps: 3, min_lr: 0.2 });
+        let whole = Schedule::new(1.0, shape(), Some(10)).unwrap();
+        let late: Vec<f64> = (5..=10).map(|step| whole.lr(step, 4)).collect();
+        close(&late, &rates(shape(), 6));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::documents::{Document, Documents, InMemory, Packer, Row};
 use crate::metrics::{Cost, put, put_perf};
 use crate::optim::{self, Optimizer};
 use crate::trainer::Asked;
-use crate::{Progress, Schedule, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock};
+use crate::{Progress, Schedule, Skip, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock};
 use prl_config::{Optim, Scheduler};
 use prl_model::{Learner, Packed};
 use std::path::Path;
@@ -100,7 +100,7 @@ impl SftTrainer {
         let forward_backward = started.elapsed().as_secs_f64() - loaded;
 
         let step = self.progress.step + 1;
-        let lr = self.schedule.lr(step);
+        let lr = self.schedule.lr(step, self.progress.schedule_from);
         let mut metrics = StepMetrics::new();
         let mut update = Update::NotFinite;
         if loss.is_finite() {
@@ -182,13 +182,15 @@ impl SftTrainer {
     }
 
     /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment and the same
-    /// source. Training goes on as if it had not stopped, bit for bit where the device sums in a fixed order.
+    /// source. Training goes on as if it had not stopped, bit for bit where the device sums in a fixed order, but for what `skip` leaves out.
     ///
     /// # Errors
     /// A file that is missing, damaged, or of another model; nothing has changed then.
-    pub fn load_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
-        let progress = Progress::load(dir)?;
-        self.optimizer.load(dir, &mut self.learner)?;
+    pub fn load_state(&mut self, dir: &Path, skip: Skip) -> Result<(), TrainerError> {
+        let progress = Progress::load(dir)?.without(skip);
+        if !skip.optimizer {
+            self.optimizer.load(dir, &mut self.learner)?;
+        }
         self.packer = Packer::at(progress.documents);
         self.progress = progress;
         Ok(())

@@ -7,8 +7,8 @@ use crate::custom::{Custom, Pack, join};
 use crate::metrics::{Cost, put, put_perf, put_spread};
 use crate::optim::{self, Optimizer};
 use crate::{
-    Counts, CustomLoss, Progress, SampleLoss, Schedule, StepMetrics, Tokens, TrainerError, TrainerState, clock, pack,
-    sample_loss,
+    Counts, CustomLoss, Progress, SampleLoss, Schedule, Skip, StepMetrics, Tokens, TrainerError, TrainerState, clock,
+    pack, sample_loss,
 };
 use prl_config::{Loss, Optim, Scheduler};
 use prl_model::{Learner, Packed};
@@ -149,7 +149,7 @@ impl Trainer {
         self.learner.wait()?;
         let forward_backward = started.elapsed().as_secs_f64();
 
-        let lr = self.schedule.lr(step);
+        let lr = self.schedule.lr(step, self.progress.schedule_from);
         let mut metrics = StepMetrics::new();
         let own: f64 = seen.iter().map(|s| s.loss.loss).sum();
         let loss = self.custom.as_ref().map_or(own, |custom| own + custom.value);
@@ -221,14 +221,16 @@ impl Trainer {
     }
 
     /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment. Training goes on as
-    /// if it had not stopped, bit for bit where the device sums in a fixed order.
+    /// if it had not stopped, bit for bit where the device sums in a fixed order, but for what `skip` leaves out.
     ///
     /// # Errors
     /// A file that is missing, damaged, or of another model; nothing has changed then.
-    pub fn load_state(&mut self, dir: &Path) -> Result<(), TrainerError> {
-        let progress = Progress::load(dir)?;
+    pub fn load_state(&mut self, dir: &Path, skip: Skip) -> Result<(), TrainerError> {
+        let progress = Progress::load(dir)?.without(skip);
         self.custom.as_mut().map_or(Ok(()), |custom| custom.load(dir))?;
-        self.optimizer.load(dir, &mut self.learner)?;
+        if !skip.optimizer {
+            self.optimizer.load(dir, &mut self.learner)?;
+        }
         self.progress = progress;
         Ok(())
     }

@@ -5,7 +5,7 @@ mod common;
 use common::{VOCAB, adamw, bits, constant, learner};
 use prl_config::{CustomLoss as CustomTable, DefaultLoss, Loss};
 use prl_model::{Kernels, Learner, Packed};
-use prl_trainer::{CustomLoss, StepOutcome, Trainer, TrainerParts, Update};
+use prl_trainer::{CustomLoss, Skip, StepOutcome, Trainer, TrainerParts, Update};
 use prl_types::{
     Batch, BatchItem, FinishReason, LossBatch, LossGradient, Metric, PolicyVersion, Sample, Sampled, Streams,
 };
@@ -272,10 +272,10 @@ fn a_checkpoint_holds_its_state() {
     let value = |outcome: StepOutcome| outcome.metrics["loss/mean"];
     let next = value(first.train_step(&batch(2, advantages)).unwrap());
     let mut second = made();
-    second.load_state(dir.path()).unwrap();
+    second.load_state(dir.path(), Skip::default()).unwrap();
     assert_eq!(value(second.train_step(&batch(2, advantages)).unwrap()), next);
     std::fs::write(dir.path().join("loss_state.bin"), "").unwrap();
-    assert!(made().load_state(dir.path()).unwrap_err().to_string().contains("an empty state"));
+    assert!(made().load_state(dir.path(), Skip::default()).unwrap_err().to_string().contains("an empty state"));
     std::fs::remove_file(dir.path().join("loss_state.bin")).unwrap();
-    assert!(made().load_state(dir.path()).unwrap_err().to_string().contains("loss_state.bin"));
+    assert!(made().load_state(dir.path(), Skip::default()).unwrap_err().to_string().contains("loss_state.bin"));
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{VOCAB, adamw, bits, constant, learner, with_weights};
 use prl_config::{AdamW, DefaultLoss, LinearScheduler, Loss, Optim, Scheduler};
 use prl_model::{Kernels, Learner, Packed};
-use prl_trainer::{StepOutcome, Trainer, TrainerError, TrainerParts, Update};
+use prl_trainer::{Skip, StepOutcome, Trainer, TrainerError, TrainerParts, Update};
 use prl_types::{Batch, BatchItem, FinishReason, PolicyVersion, Sample, Sampled, Streams};
 
 const PROMPT: usize = 3;
@@ -131,7 +131,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
     first.state().unwrap().write(dir.path()).unwrap();
     let mut second = Trainer::new(with_weights(first.learner().decoder().unwrap()), parts).unwrap();
     drop(first);
-    second.load_state(dir.path()).unwrap();
+    second.load_state(dir.path(), Skip::default()).unwrap();
     assert_eq!(second.progress(), whole.progress());
     for step in 3..=4 {
         let (x, y) = (whole.train_step(&batch(step)).unwrap(), second.train_step(&batch(step)).unwrap());
@@ -146,7 +146,7 @@ fn state_before_the_first_update_is_state_too() {
     trainer(parts()).state().unwrap().write(dir.path()).unwrap();
     let mut loaded = trainer(parts());
     loaded.train_step(&batch(1)).unwrap();
-    loaded.load_state(dir.path()).unwrap();
+    loaded.load_state(dir.path(), Skip::default()).unwrap();
     assert_eq!(loaded.progress().step, 0);
 }
 
@@ -160,17 +160,20 @@ fn damaged_or_foreign_state_is_refused_and_changes_nothing() {
     let good = std::fs::read(&file).unwrap();
 
     let mut other = Trainer::new(learner(1), parts()).unwrap();
-    let error = other.load_state(dir.path()).unwrap_err().to_string();
+    let error = other.load_state(dir.path(), Skip::default()).unwrap_err().to_string();
     assert!(error.contains("it holds"), "{error}");
     assert_eq!(other.progress().step, 0);
 
     for cut in [0, 7, 100, good.len() - 1] {
         std::fs::write(&file, &good[..cut]).unwrap();
-        assert!(matches!(trainer(parts()).load_state(dir.path()), Err(TrainerError::File { .. })), "cut at {cut}");
+        assert!(
+            matches!(trainer(parts()).load_state(dir.path(), Skip::default()), Err(TrainerError::File { .. })),
+            "cut at {cut}"
+        );
     }
     std::fs::write(&file, &good).unwrap();
     std::fs::write(dir.path().join("trainer.json"), "{\"step\": 1}").unwrap();
-    assert!(trainer(parts()).load_state(dir.path()).is_err());
+    assert!(trainer(parts()).load_state(dir.path(), Skip::default()).is_err());
 }
 
 /// https://github.com/huggingface/trl/issues/6369

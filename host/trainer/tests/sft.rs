@@ -4,7 +4,7 @@ mod common;
 
 use common::{VOCAB, adamw, bits, constant, learner, with_weights};
 use prl_model::Packed;
-use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, TrainerError, Update};
+use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, Skip, TrainerError, Update};
 
 fn parts() -> SftParts {
     SftParts {
@@ -101,7 +101,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
     first.state().unwrap().write(dir.path()).unwrap();
     let weights = with_weights(first.learner().decoder().unwrap());
     let mut second = SftTrainer::new(weights, parts(), Box::new(source())).unwrap();
-    second.load_state(dir.path()).unwrap();
+    second.load_state(dir.path(), Skip::default()).unwrap();
     for _ in 0..3 {
         let (x, y) = (whole.train_step().unwrap().unwrap(), second.train_step().unwrap().unwrap());
         for name in ["loss/mean", "optim/grad_norm", "progress/epoch", "progress/num_tokens"] {

@@ -156,6 +156,31 @@ fn a_run_may_start_fresh_where_nothing_can_be_gone_on_from() {
 
 /// https://github.com/PrimeIntellect-ai/prime-rl/pull/1805
 #[test]
+fn a_run_leaves_out_what_it_is_told_to() {
+    let scratch = Scratch::new();
+    let words = "--no-orchestrator.eval --trainer.scheduler.type linear --trainer.scheduler.warmup-steps 2 \
+                 --trainer.scheduler.decay-steps 0";
+    scratch.rl("all", &format!("--max-steps 2 {words}")).ok();
+    copy_all(&scratch.path("all"), &scratch.path("less"));
+    let skip = "--trainer.ckpt.skip-optimizer --trainer.ckpt.skip-scheduler --orchestrator.ckpt.skip-progress";
+    scratch.rl("all", &format!("--max-steps 4 {words} --ckpt.resume-step 2")).ok();
+    scratch.rl("less", &format!("--max-steps 4 {words} --ckpt.resume-step 2 {skip}")).ok();
+    let (all, less) = (scratch.run("all"), scratch.run("less"));
+    let rates = |run: &Run| run.series("optim/lr");
+    assert!(
+        rates(&all)[2] == 3e-4 && rates(&less)[2] < 1e-6 && rates(&less)[3] == rates(&less)[1],
+        "{:?}",
+        rates(&less)
+    );
+    let totals = less.series("progress/total_rollouts");
+    assert!(totals[3] < all.series("progress/total_rollouts")[1], "{totals:?}");
+    // Without moments the first update after the warm-up is another one.
+    assert_ne!(all.weights(4), less.weights(4));
+    scratch.rl("less", &format!("--max-steps 5 {words} --ckpt.resume-step 4")).ok();
+    assert_eq!(rates(&less)[4], 3e-4, "the schedule goes on from where it began");
+}
+
+#[test]
 fn what_cannot_be_resumed_is_refused_untouched() {
     let scratch = Scratch::new();
     scratch.rl("out", "--max-steps 2").ok();

@@ -207,8 +207,10 @@ section! {
         keep_last: Option<u64> = None => [Min(1.0)];
         /// Checkpoints of every so many steps are kept whatever `keep_last` says.
         keep_interval: Option<u64> = None => [Min(1.0)];
+        /// When going on: begin the totals of tokens, rollouts and tasks at 0; the step stays.
+        skip_progress: bool = false;
     }
-    unsupported ["wait_for_weights_timeout", "skip_progress"]
+    unsupported ["wait_for_weights_timeout"]
 }
 
 section! {

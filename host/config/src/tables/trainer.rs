@@ -222,6 +222,14 @@ section! {
         resume_step: Option<i64> = None => [Min(-1.0)];
         /// With `resume_step = -1`: start fresh where there is no complete checkpoint (not in prime-rl).
         allow_fresh: bool = false;
+        /// When going on: begin with an optimiser that has seen nothing.
+        skip_optimizer: bool = false;
+        /// When going on: begin the learning rate's schedule anew.
+        skip_scheduler: bool = false;
+        /// When going on with `prl sft`: begin at the first document.
+        skip_dataloader: bool = false;
+        /// When going on: begin the totals of tokens, samples and skipped steps at 0; the step stays.
+        skip_progress: bool = false;
         /// How many of the newest checkpoints are kept; none means all.
         keep_last: Option<u64> = None => [Min(1.0)];
         /// Checkpoints of every so many steps are kept whatever `keep_last` says.
@@ -230,8 +238,7 @@ section! {
         weights_only: bool = false;
     }
     unsupported [
-        "weights", "skip_gather_master_weights", "skip_progress", "skip_scheduler", "skip_dataloader",
-        "skip_optimizer",
+        "weights", "skip_gather_master_weights",
     ]
 }
 

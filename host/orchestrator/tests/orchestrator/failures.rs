@@ -246,3 +246,25 @@ fn a_hanging_rollout_does_not_keep_a_stop_waiting() {
     let kinds: Vec<_> = log.rollouts.iter().filter_map(|(_, _, r)| r.error.as_ref()).map(|e| e.kind).collect();
     assert_eq!(kinds, [ErrorKind::Cancelled]);
 }
+
+#[test]
+fn what_everything_waits_for_is_told_when_no_step_comes() {
+    // From the sixth group on, one member never answers.
+    let fault = |_: &Task, request: Option<&OpenRequest>| {
+        request.filter(|r| r.id.group.0 > 6 && r.id.member == 1).map(|_| Fault::Hang)
+    };
+    let world = World::new(1, 20, Script { fault: Arc::new(fault), ..Script::default() });
+    let (deps, stop) = world.deps(&settings(100, 8, 4));
+    block_on(async {
+        let running = tokio::spawn(run(settings(100, 8, 4), deps));
+        tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
+        stop.send(true).unwrap();
+        running.await.unwrap().unwrap()
+    });
+    world.check_accounting();
+    let stalls = &world.log.lock().unwrap().stalls;
+    assert!((3..8).contains(&stalls.len()), "each time the wait has doubled: {stalls:?}");
+    let first = &stalls[0];
+    assert!(first.starts_with("No step has come to its end for 60") || first.contains("for 600 s"), "{first}");
+    assert!(first.contains(" x rollout of a: ") && !first.contains("training"), "{first}");
+}

@@ -135,6 +135,7 @@ pub struct Log {
     /// States as their text, with the numbers of rollouts and batches that had been recorded when they were taken.
     pub kept: Vec<String>,
     pub marks: BTreeMap<Step, (usize, usize)>,
+    pub stalls: Vec<String>,
     pub policies: Vec<u64>,
 }
 
@@ -600,6 +601,10 @@ impl Observer for FakeObserver {
 
     fn batch(&self, step: Step, effective: &[&Rollout]) {
         self.0.log.lock().unwrap().batches.push((step, effective.iter().map(|r| r.id).collect()));
+    }
+
+    fn stalled(&self, waits: &str) {
+        self.0.log.lock().unwrap().stalls.push(waits.to_owned());
     }
 
     fn mark(&self, step: Step) {
