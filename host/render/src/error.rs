@@ -142,4 +142,25 @@ pub enum RenderError {
         /// Its role.
         role: &'static str,
     },
+    /// A format was asked for that the tokenizer is not made for.
+    #[error("the format {format} does not fit the model: {reason}. Choose another `renderer.name`")]
+    UnfitFormat {
+        /// The format.
+        format: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// A conversation has something that the format cannot write.
+    #[error(
+        "the format {format} has no place for what message {message} has: {what}. Take it out, or choose another \
+         `renderer.name`; \"default\" leaves it to the model's own template"
+    )]
+    NoPlace {
+        /// The format.
+        format: &'static str,
+        /// Index of the message.
+        message: usize,
+        /// What it has.
+        what: &'static str,
+    },
 }
