@@ -103,7 +103,12 @@ impl Parts {
             }
             _ => model_dir.clone(),
         };
-        let renderer = assets::renderer(&tokenizer, orchestrator.tokenizer.chat_template.clone(), &decoder)?;
+        let renderer = assets::renderer(
+            &tokenizer,
+            orchestrator.tokenizer.chat_template.clone(),
+            &orchestrator.renderer,
+            &decoder,
+        )?;
         let made_for = decoder.config().max_position_embeddings;
         if let Some(len) = config.inference.model.max_model_len.filter(|len| *len > made_for) {
             return Err(Failure::input(format_args!(

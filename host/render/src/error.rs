@@ -150,6 +150,15 @@ pub enum RenderError {
         /// Why.
         reason: String,
     },
+    /// Thinking was switched where there is no switch.
+    #[error(
+        "`enable_thinking` has no meaning for this model: neither its format nor its chat template {} knows it",
+        origin.as_deref().unwrap_or_default()
+    )]
+    NoThinkingSwitch {
+        /// Where the template came from.
+        origin: Option<String>,
+    },
     /// A conversation has something that the format cannot write.
     #[error(
         "the format {format} has no place for what message {message} has: {what}. Take it out, or choose another \

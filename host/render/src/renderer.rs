@@ -175,6 +175,12 @@ impl Renderer {
             (_, None) => (None, None),
         };
 
+        let switched = format.as_ref().is_some_and(|format| format.name() == FormatName::Qwen3)
+            || template.as_ref().is_some_and(|template| template.knows("enable_thinking"));
+        if options.thinking.is_some() && !switched {
+            let origin = template.as_ref().map(|template| template.origin().to_owned());
+            return Err(RenderError::NoThinkingSwitch { origin });
+        }
         let own_end = template.as_ref().and_then(Templated::end);
         let ends = format.iter().flat_map(|f| f.ends()).filter_map(|text| tokenizer.token_to_id(text));
         let ends: Vec<TokenId> = if format.is_some() { ends.take(1).collect() } else { own_end.into_iter().collect() };

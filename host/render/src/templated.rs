@@ -55,6 +55,11 @@ impl Templated {
         self.template.origin()
     }
 
+    /// Whether the template reads a variable.
+    pub fn knows(&self, variable: &str) -> bool {
+        self.template.text().contains(variable)
+    }
+
     /// Whether the template itself marks what the model writes.
     pub fn has_marks(&self) -> bool {
         self.template.has_marks()

@@ -28,7 +28,7 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
     let dir = model_dir(&asked.model)?;
     let mut compute = Compute::open(asked.device, Kernels::Fast, false)?;
     let decoder = assets::decoder(&dir, None, compute.home())?;
-    let renderer = assets::renderer(&dir, None, &decoder)?;
+    let renderer = assets::renderer(&dir, None, &prl_config::Renderer::default(), &decoder)?;
     let made_for = decoder.config().max_position_embeddings;
     let vocab_size = decoder.config().vocab_size;
     let context = asked.max_model_len.map_or(made_for, |len| len as usize);

@@ -8,7 +8,7 @@ use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
 use prl_model::Decoder;
 use prl_orchestrator::derive;
-use prl_render::{Conversation, LossMask, Renderer, read_conversations, read_messages};
+use prl_render::{Conversation, LossMask, Renderer, check_share, read_conversations, read_messages};
 use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
 use prl_types::{Message, Role};
 use std::cell::OnceCell;
@@ -49,7 +49,8 @@ impl<'a> Texts<'a> {
             Some(name) if *name != config.model.name => assets::model_dir(self.loaded, "tokenizer.name", name)?,
             _ => self.model_dir.to_path_buf(),
         };
-        let renderer = assets::renderer(&folder, config.tokenizer.chat_template.clone(), self.decoder)?;
+        let template = config.tokenizer.chat_template.clone();
+        let renderer = assets::renderer(&folder, template, &config.renderer, self.decoder)?;
         Ok(self.renderer.get_or_init(|| renderer))
     }
 }
@@ -121,13 +122,17 @@ impl Data {
                 let (renderer, loss) = (texts.renderer()?, loss_of(&files.loss_mask));
                 let path = loaded.path_of(&format!("{key}.name"), &files.name);
                 let rows = read_conversations(&path).map_err(input(format!("`{key}.name`")))?;
-                for (at, reason) in &rows.skipped {
+                let (mut documents, mut skipped) = (Vec::new(), rows.skipped);
+                for (at, conversation) in rows.conversations {
+                    match document(renderer, &conversation, loss) {
+                        Ok(document) => documents.push(document),
+                        Err(reason) => skipped.push((at, reason)),
+                    }
+                }
+                for (at, reason) in &skipped {
                     tracing::warn!(target: "prl_trainer", "{at}: row skipped: {reason}");
                 }
-                let mut documents = Vec::new();
-                for (at, conversation) in &rows.conversations {
-                    documents.push(document(renderer, conversation, loss).map_err(input(at))?);
-                }
+                check_share(&path, documents.len(), &skipped).map_err(input(format!("`{key}.name`")))?;
                 trainable(&documents, data.seq_len(), &format!("{key}.name"))?;
                 Ok(Data::All(documents))
             }
