@@ -44,8 +44,10 @@ FORMATS = {
     "llama3_1": "llama3",
     "llama3_2": "llama3",
     "qwen2_5": "qwen2.5",
+    "qwen2_5_vl": "chatml",
     "qwen3": "qwen3",
     "qwen3_instruct_2507": "chatml",
+    "qwen3_vl": "chatml",
     "default_system": "chatml",
 }
 # As SmolLM2's: a system message of its own, and nothing but texts.
@@ -96,8 +98,7 @@ def chat(messages, as_text):
         for call in message.get("tool_calls", []):
             arguments = call["function"]["arguments"]
             if as_text and not isinstance(arguments, str):
-                # Data that has an object is given as compact JSON.
-                call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+                call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
         out.append(message)
     return out
 

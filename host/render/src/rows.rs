@@ -1,7 +1,7 @@
 //! Training conversations in JSON-lines files. Owns the accepted row layouts and what happens to bad rows; must not know
 //! tokens.
 
-use crate::RenderError;
+use crate::{RenderError, pyjson};
 use prl_types::{Message, Role, ToolCall, ToolDef};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ fn tool_call(value: &Value) -> Result<ToolCall, String> {
     let arguments = match function.get("arguments") {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
+        Some(other) => pyjson::dumps(other),
     };
     let name = text(function, "name")?.ok_or("a tool call has no `name`")?;
     Ok(ToolCall { id: text(map, "id")?.unwrap_or_default(), name, arguments })

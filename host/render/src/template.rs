@@ -33,6 +33,8 @@ impl ChatTemplate {
     /// that a run's prompts do not change at midnight.
     pub fn compile(source: Source, globals: Map<String, Json>, now: DateTime<Local>) -> Result<Self, RenderError> {
         let Source { text, origin } = source;
+        // jinja2 reads all line ends alike.
+        let text = text.replace("\r\n", "\n").replace('\r', "\n");
         let fail = |e: Error| RenderError::TemplateSyntax { origin: origin.clone(), reason: reason(&e) };
         let mut engine = Environment::new();
         engine.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(fail)?);
