@@ -334,7 +334,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         .ok();
     let deps = Deps {
         policy,
-        renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
+        renderer: Arc::new(ModelRenderer::new(parts.renderer.clone(), &config.orchestrator.renderer)),
         trainer: trainer.clone(),
         observer: recorder.clone(),
         train: train

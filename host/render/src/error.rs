@@ -105,7 +105,7 @@ pub enum RenderError {
     /// can be right.
     #[error(
         "chat template from {origin} is not prefix-stable at message {message} ({role}): {what}. Rendering the whole \
-         conversation is not what the model sees turn by turn; use a template that keeps earlier turns unchanged, or \
+         conversation is not what the model sees turn by turn; choose a format by `renderer.name`, use a template that keeps earlier turns unchanged, or \
          split the conversation so that each row ends with its only assistant message"
     )]
     NotPrefixStable {

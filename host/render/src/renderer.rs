@@ -334,6 +334,26 @@ impl Renderer {
         }
     }
 
+    /// The samples of an SFT conversation: one, or one for each of the assistant's turns where the template changes earlier
+    /// turns. Each then has the conversation as the model saw it up to that turn, and targets in what is new since the turn
+    /// before, so that every target is trained once.
+    ///
+    /// # Errors
+    /// As of [`Renderer::training_sample`], but for templates that change earlier turns.
+    pub fn training_samples(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        loss: LossMask,
+    ) -> Result<Vec<TrainingSample>, RenderError> {
+        match (self.training_sample(messages, tools, loss), &self.template) {
+            (Err(RenderError::NotPrefixStable { .. }), Some(template)) => {
+                template.turn_samples(self.with(), messages, tools, loss)
+            }
+            (sample, _) => sample.map(|sample| vec![sample]),
+        }
+    }
+
     /// The assistant message in sampled ids. Ids are read, never rebuilt: training keeps the ids themselves.
     ///
     /// # Errors

@@ -182,6 +182,35 @@ impl Templated {
         tools: &[ToolDef],
         loss: LossMask,
     ) -> Result<TrainingSample, RenderError> {
+        self.sample_from(with, messages, tools, loss, 0)
+    }
+
+    /// A sample for each assistant's turn, and one for what follows the last where that is trained.
+    pub fn turn_samples(
+        &self,
+        with: With,
+        messages: &[Message],
+        tools: &[ToolDef],
+        loss: LossMask,
+    ) -> Result<Vec<TrainingSample>, RenderError> {
+        let mut ends: Vec<usize> = answers(messages).map(|n| n + 1).collect();
+        let last = ends.last().copied().unwrap_or_default();
+        if messages[last..].iter().any(|m| loss.trains_body(m.role)) {
+            ends.push(messages.len());
+        }
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        starts.zip(&ends).map(|(start, end)| self.sample_from(with, &messages[..*end], tools, loss, start)).collect()
+    }
+
+    /// A sample of a conversation with targets in the messages from `start` on.
+    fn sample_from(
+        &self,
+        with: With,
+        messages: &[Message],
+        tools: &[ToolDef],
+        loss: LossMask,
+        start: usize,
+    ) -> Result<TrainingSample, RenderError> {
         let text = self.render_text(messages, tools, false)?;
         let (ids, offsets) = with.tokenizer.encode_with_offsets(&text)?;
         let mut mask = vec![false; ids.len()];
@@ -195,18 +224,18 @@ impl Templated {
                     }
                 }
                 None => {
-                    for n in answers(messages) {
-                        let (start, end) = self.sampled_tokens(with, messages, tools, n, &text, &ids, &offsets)?;
-                        mask[start..end].fill(true);
+                    for n in answers(messages).filter(|n| *n >= start) {
+                        let (first, end) = self.sampled_tokens(with, messages, tools, n, &text, &ids, &offsets)?;
+                        mask[first..end].fill(true);
                     }
                 }
             }
         }
 
-        if messages.iter().any(|m| loss.trains_body(m.role)) {
+        let trained = |m: &Message| loss.trains_body(m.role) && !m.content.is_empty();
+        if messages[start..].iter().any(trained) {
             let segments = self.segments(&text, messages, tools, false);
-            let bodies = messages.iter().enumerate().filter(|(_, m)| loss.trains_body(m.role) && !m.content.is_empty());
-            for (n, message) in bodies {
+            for (n, message) in messages.iter().enumerate().skip(start).filter(|(_, m)| trained(m)) {
                 let body = segments
                     .iter()
                     .find(|s| s.is_content && s.message == Some(n))

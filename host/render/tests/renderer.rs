@@ -217,6 +217,17 @@ fn unprovable_masks_are_refused() {
     let chat = [user("q1"), assistant("<think>\nr\n</think>\n\na1"), user("q2"), assistant("a2")];
     let err = THINKING.training_sample(&chat, &[], LossMask::default()).unwrap_err();
     assert!(matches!(err, RenderError::NotPrefixStable { message: 1, .. }), "{err}");
+    // Turn by turn there is proof: each turn is trained once, behind what the model saw before it.
+    let samples = THINKING.training_samples(&chat, &[], LossMask::default()).unwrap();
+    let texts: Vec<Vec<String>> = samples.iter().map(|s| trained(&THINKING, &s.ids, &s.mask)).collect();
+    assert_eq!(texts, [["<think>\nr\n</think>\n\na1<|im_end|>"], ["<think>\n\n</think>\n\na2<|im_end|>"]]);
+    assert_eq!(samples[1].ids, THINKING.render_ids(&chat, &[], false).unwrap().ids);
+    let all = LossMask { user: true, ..LossMask::default() };
+    let more = [&chat[..], &[user("q3")]].concat();
+    let samples = THINKING.training_samples(&more, &[], all).unwrap();
+    let texts: Vec<String> = samples.iter().map(|s| trained(&THINKING, &s.ids, &s.mask).concat()).collect();
+    let (first, second) = ("q1<think>\nr\n</think>\n\na1<|im_end|>", "q2<think>\n\n</think>\n\na2<|im_end|>");
+    assert_eq!(texts, [first, second, "q3"]);
     let s = THINKING.training_sample(&chat[..2], &[], LossMask::default()).unwrap();
     assert_eq!(trained(&THINKING, &s.ids, &s.mask), ["<think>\nr\n</think>\n\na1<|im_end|>"]);
 

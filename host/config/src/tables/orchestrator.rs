@@ -136,8 +136,8 @@ section! {
         name: RendererName = RendererName::Auto;
         /// Whether the model may think; none leaves it to the model's template, and means yes for "qwen3".
         enable_thinking: Option<bool> = None;
-        /// Whether the reasoning of earlier turns is kept. The named formats keep it, and "default" does what the template does;
-        /// this only makes sure of it.
+        /// Whether the model goes on seeing the reasoning of earlier turns. Formats keep it, as "default" does where it can; false
+        /// makes "default" render every turn anew, which is a sample of its own.
         preserve_all_thinking: Option<bool> = None;
         /// How the model writes tool calls; none means that it is found out.
         tool_parser: Option<ToolParser> = None;

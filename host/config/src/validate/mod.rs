@@ -94,8 +94,8 @@ fn renderer(renderer: &Renderer, section: &str, v: &mut Validator<'_>) {
             format!("`{key} = true` is not in the hands of \"default\": the template decides; choose a format by name")
         }
         (Some(false), _) => format!(
-            "`{key} = false` is not supported by \"{own}\", which keeps what the model saw; \"default\" does what the \
-             template does"
+            "`{key} = false` is not supported by \"{own}\", which keeps what the model saw; \"default\" can \
+             do what the template does"
         ),
         (Some(true), _) => return,
     };
