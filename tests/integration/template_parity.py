@@ -47,6 +47,7 @@ FORMATS = {
     "qwen2_5_vl": "chatml",
     "qwen3": "qwen3",
     "qwen3_instruct_2507": "chatml",
+    "qwen3_opened": "qwen3",
     "qwen3_vl": "chatml",
     "default_system": "chatml",
 }
@@ -63,7 +64,12 @@ def templates():
     subprocess.run([*command, "--dest", scratch, f"trl=={TRL}"], check=True)
     [wheel] = scratch.glob(f"trl-{TRL}-*.whl")
     subprocess.run([sys.executable, "-m", "zipfile", "-e", wheel, scratch / "trl"], check=True)
-    for name, text in OWN.items():
+    # As the Qwen3 models have it that always think.
+    qwen3 = (scratch / "trl/trl/chat_templates/qwen3.jinja").read_text()
+    prompt = "add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n"
+    assert prompt in qwen3
+    own = {**OWN, "qwen3_opened": qwen3.replace(prompt, f"{prompt}<think>\\n")}
+    for name, text in own.items():
         (scratch / "trl" / f"{name}.jinja").write_text(text)
     paths = sorted([*(scratch / "trl/trl/chat_templates").glob("*.jinja"), *(scratch / "trl").glob("*.jinja")])
     assert len(paths) > 70, f"only {len(paths)} templates in trl {TRL}"

@@ -27,11 +27,19 @@ fn with_template(template: &str) -> Renderer {
     Renderer::load(common::model_dir("chatml.jinja").path(), options).unwrap()
 }
 
+/// Qwen3's format with a template whose prompts open the reasoning.
+fn opened() -> Renderer {
+    let variables = json!({"open_thinking": true}).as_object().unwrap().clone();
+    let dir = common::model_dir("thinking.jinja");
+    Renderer::load(dir.path(), RendererOptions { variables, ..Default::default() }).unwrap()
+}
+
 /// Every format, and every way of thinking.
 static ALL: LazyLock<Vec<Renderer>> = LazyLock::new(|| {
     let mut all: Vec<Renderer> = FORMATS.map(plain).into();
     let quiet = RendererOptions { thinking: Some(false), ..Default::default() };
     all.push(named(FormatName::Qwen3, quiet).unwrap());
+    all.push(opened());
     for name in [FormatName::ChatMl, FormatName::Llama3] {
         all.push(named(name, RendererOptions { think_blocks: Some(true), ..Default::default() }).unwrap());
     }
@@ -185,6 +193,8 @@ fn auto_takes_the_format_that_is_the_template() {
         Renderer::load(common::model_dir(template).path(), options).unwrap()
     };
     assert_eq!(load("thinking.jinja", None).format(), Some(FormatName::Qwen3));
+    assert_eq!(opened().format(), Some(FormatName::Qwen3));
+    assert!(opened().render_text(&[user("q")], &[], true).unwrap().ends_with("<|im_start|>assistant\n<think>\n"));
     assert_eq!(load("chatml.jinja", None).format(), None);
     assert_eq!(load("headers.jinja", None).format(), None);
 }
@@ -298,7 +308,7 @@ fn conversation(head: Option<String>, first: &str, turns: &[Turn], renderer: &Re
     let mut chat: Vec<Message> = head.iter().map(|text| system(text)).collect();
     chat.push(user(first));
     for (reasoning, text, calls, next) in turns {
-        let reasoning = reasoning.clone().filter(|_| thinks == Thinking::Free);
+        let reasoning = reasoning.clone().filter(|_| thinks != Thinking::Unknown);
         let text = if bare && !calls.is_empty() { "" } else { text };
         let message = Message { reasoning, ..assistant(text) };
         chat.push(called(message, &calls.iter().map(String::as_str).collect::<Vec<_>>()));
@@ -376,7 +386,7 @@ proptest! {
             let thinks = r.prompt(&[user("q")], &[], &serde_json::Map::new(), Open::NextTurn).unwrap().thinking;
             let said = bits.0 && (!bare || calls.is_empty());
             let mut message = called(assistant(if said { &text } else { "" }), &calls);
-            message.reasoning = Some(reasoning.clone()).filter(|_| bits.1 && thinks == Thinking::Free);
+            message.reasoning = Some(reasoning.clone()).filter(|_| bits.1 && thinks != Thinking::Unknown);
             let ids = r.answer_ids(&[user("q")], &[], &message, false).unwrap();
             prop_assert_eq!(r.parse_response(&ids).unwrap(), message);
         }

@@ -119,8 +119,10 @@ impl Im {
     /// What invites the assistant to speak.
     pub fn invite(&self, format: &Format, out: &mut Writer, by: Option<usize>) {
         out.scaffold(Role::Assistant, by, "<|im_start|>assistant\n");
-        if format.think == Think::Closed {
-            out.scaffold(Role::Assistant, by, "<think>\n\n</think>\n\n");
+        match format.think {
+            Think::Closed => out.scaffold(Role::Assistant, by, "<think>\n\n</think>\n\n"),
+            Think::Opened => out.scaffold(Role::Assistant, by, "<think>\n"),
+            Think::Never | Think::Some | Think::Always => {}
         }
     }
 
@@ -134,7 +136,7 @@ impl Im {
         if let Some(block) = format.think_block(reasoning) {
             out.sampled(n, false, &block);
         }
-        let block = matches!(format.think, Think::Always | Think::Closed) || !reasoning.is_empty();
+        let block = matches!(format.think, Think::Always | Think::Closed | Think::Opened) || !reasoning.is_empty();
         out.sampled(n, true, if block { content.trim_start_matches('\n') } else { content });
         for (i, call) in message.tool_calls.iter().enumerate() {
             let lead = if i > 0 || !content.is_empty() { "\n" } else { "" };

@@ -12,14 +12,14 @@ use crate::{RenderError, Tokenizer};
 use im::Im;
 use llama3::Llama3;
 use pieces::Writer;
-use prl_types::{Message, ToolDef};
+use prl_types::{Message, Role, ToolDef};
 
 pub(crate) use probes::choose;
 
 /// The families that have a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormatName {
-    /// Qwen3: a think block in every turn, tools as Qwen2.5.
+    /// Qwen3: a think block in every turn, which the prompt opens where the model's template does; tools as Qwen2.5.
     Qwen3,
     /// Qwen2.5: ChatML, tools in `<tools>` and `<tool_call>`.
     Qwen25,
@@ -65,6 +65,8 @@ enum Think {
     Always,
     /// The prompt has an empty block already.
     Closed,
+    /// The prompt opens the block.
+    Opened,
 }
 
 #[derive(Clone, Debug)]
@@ -99,6 +101,7 @@ impl Format {
     ) -> Result<Self, RenderError> {
         let think = match (name, settings.thinking, settings.think_blocks) {
             (FormatName::Qwen3, Some(false), _) => Think::Closed,
+            (FormatName::Qwen3, _, _) if own.is_some_and(opens) => Think::Opened,
             (FormatName::Qwen3, _, _) => Think::Always,
             (_, _, true) => Think::Some,
             (_, _, false) => Think::Never,
@@ -134,7 +137,11 @@ impl Format {
 
     /// How a sampled turn shows reasoning.
     pub fn thinking(&self) -> Thinking {
-        if self.think == Think::Never { Thinking::Unknown } else { Thinking::Free }
+        match self.think {
+            Think::Never => Thinking::Unknown,
+            Think::Opened => Thinking::Opened,
+            Think::Some | Think::Always | Think::Closed => Thinking::Free,
+        }
     }
 
     /// Whether reasoning in training data would be trained behind a prompt that rules it out.
@@ -203,6 +210,7 @@ impl Format {
         match self.think {
             Think::Never => None,
             Think::Some | Think::Closed if reasoning.is_empty() => None,
+            Think::Opened => Some(format!("{reasoning}\n</think>\n\n")),
             Think::Some | Think::Closed | Think::Always => Some(format!("<think>\n{reasoning}\n</think>\n\n")),
         }
     }
@@ -230,6 +238,11 @@ impl Format {
         let parts = [tokenizer.encode(&before)?, tokenizer.encode(&after)?].concat();
         Ok(parts == tokenizer.encode(&(before + &after))?)
     }
+}
+
+/// Whether the template's prompts end within the reasoning.
+fn opens(own: Own) -> bool {
+    own(&[Message::text(Role::User, "x")], &[], true).is_some_and(|text| text.ends_with("<think>\n"))
 }
 
 /// `<think>` reasoning `</think>` text, or the same without the first tag; other uses of the tags are text.

@@ -28,7 +28,7 @@ pub(crate) fn choose(settings: Settings, tokenizer: &Tokenizer, bos: Option<&str
 fn agrees(format: &Format, tokenizer: &Tokenizer, own: Own) -> bool {
     let mut answered = 0;
     for (n, probe) in probes().iter().enumerate() {
-        let Some(shown) = comparable(probe, own) else {
+        let Some(shown) = comparable(probe, tokenizer, own) else {
             // The first is a question: what does not show it is no template for chat.
             if n == 0 {
                 return false;
@@ -41,7 +41,6 @@ fn agrees(format: &Format, tokenizer: &Tokenizer, own: Own) -> bool {
             if written.text() != *text {
                 return false;
             }
-            // A probe has no text that merges across a border.
             match (written.encode(tokenizer), tokenizer.encode(text)) {
                 (Ok(pieces), Ok(ids)) if pieces.ids == ids => {}
                 _ => return false,
@@ -52,7 +51,7 @@ fn agrees(format: &Format, tokenizer: &Tokenizer, own: Own) -> bool {
 }
 
 /// The template's renders without and with the invitation to speak, where they can be compared.
-fn comparable(probe: &Probe, own: Own) -> Option<(String, String)> {
+fn comparable(probe: &Probe, tokenizer: &Tokenizer, own: Own) -> Option<(String, String)> {
     let Probe { messages, tools, words } = probe;
     let (closed, open) = (own(messages, tools, false)?, own(messages, tools, true)?);
     let shown = words.iter().all(|word| closed.contains(word) && open.contains(word));
@@ -60,7 +59,8 @@ fn comparable(probe: &Probe, own: Own) -> Option<(String, String)> {
     let stable = |n: usize| {
         let (before, through) = (own(&messages[..n], tools, true)?, own(&messages[..=n], tools, false)?);
         let kept = through.starts_with(&before) && closed.starts_with(&through) && open.starts_with(&through);
-        Some(kept)
+        let ids = |text: &str| tokenizer.encode(text).ok();
+        Some(kept && ids(&through)?.starts_with(&ids(&before)?))
     };
     (shown && turns.into_iter().all(|(n, _)| stable(n) == Some(true))).then_some((closed, open))
 }
