@@ -68,7 +68,8 @@ def templates():
     qwen3 = (scratch / "trl/trl/chat_templates/qwen3.jinja").read_text()
     prompt = "add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n"
     assert prompt in qwen3
-    own = {**OWN, "qwen3_opened": qwen3.replace(prompt, f"{prompt}<think>\\n")}
+    opened = qwen3.replace("enable_thinking is defined and enable_thinking is false", "false")
+    own = {**OWN, "qwen3_opened": opened.replace(prompt, f"{prompt}<think>\\n")}
     for name, text in own.items():
         (scratch / "trl" / f"{name}.jinja").write_text(text)
     paths = sorted([*(scratch / "trl/trl/chat_templates").glob("*.jinja"), *(scratch / "trl").glob("*.jinja")])
