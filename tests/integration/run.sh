@@ -28,6 +28,9 @@ for family in "qwen3" "qwen2" "llama --untied"; do
 done
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
 
+# Chat templates: texts, loss masks and the ids of the hand-written formats, against transformers.
+"$py" "$here/template_parity.py" "$2/examples/render" "$out/templates"
+
 # Algorithms and losses, against float64 formulas in numpy; those of plug-ins that are built outside the workspace too.
 plugins="$2/../tmp/plugins"
 for plugin in rae gspo; do

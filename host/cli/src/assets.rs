@@ -2,9 +2,9 @@
 //! own. Owns where relative names are looked up.
 
 use crate::failure::{Failure, input};
-use prl_config::Loaded;
+use prl_config::{Loaded, ReasoningParser, RendererName, ToolParser};
 use prl_model::{Decoder, Device, HubOptions, ModelConfig};
-use prl_render::{Renderer, RendererOptions};
+use prl_render::{Calls, Choice, FormatName, Renderer, RendererOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -44,9 +44,34 @@ pub fn decoder(dir: &Path, random: Option<u64>, device: Device) -> Result<Decode
     }
 }
 
-/// Tokenizer and chat template of a folder, for `model`.
-pub fn renderer(dir: &Path, chat_template: Option<String>, model: &Decoder) -> Result<Arc<Renderer>, Failure> {
-    let options = RendererOptions { chat_template, ..RendererOptions::default() };
+/// Tokenizer and renderer of a folder, for `model`.
+pub fn renderer(
+    dir: &Path,
+    chat_template: Option<String>,
+    config: &prl_config::Renderer,
+    model: &Decoder,
+) -> Result<Arc<Renderer>, Failure> {
+    let choice = match config.name {
+        RendererName::Auto => Choice::Auto,
+        RendererName::Default => Choice::Template,
+        RendererName::Qwen3 => Choice::Format(FormatName::Qwen3),
+        RendererName::Qwen25 => Choice::Format(FormatName::Qwen25),
+        RendererName::Llama3 => Choice::Format(FormatName::Llama3),
+        RendererName::ChatMl => Choice::Format(FormatName::ChatMl),
+    };
+    let calls = config.tool_parser.map(|parser| match parser {
+        ToolParser::Hermes => Calls::Hermes,
+        ToolParser::Llama3 => Calls::Llama3,
+        ToolParser::None => Calls::None,
+    });
+    let options = RendererOptions {
+        chat_template,
+        choice,
+        thinking: config.enable_thinking,
+        think_blocks: config.reasoning_parser.map(|parser| parser == ReasoningParser::Think),
+        calls,
+        ..RendererOptions::default()
+    };
     let renderer = Renderer::load(dir, options).map_err(input(format_args!("tokenizer `{}`", dir.display())))?;
     let (tokens, rows) = (renderer.tokenizer().vocab_size(), model.config().vocab_size);
     if tokens > rows {

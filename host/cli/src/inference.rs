@@ -151,7 +151,9 @@ impl Parts {
             let beside = loaded.path_of("model.chat_template", template);
             if beside.is_file() { beside.display().to_string() } else { template.clone() }
         });
-        let renderer = assets::renderer(&dir, template, &decoder)?;
+        // Clients expect what the model's template makes of their messages, to the letter.
+        let own = prl_config::Renderer { name: prl_config::RendererName::Default, ..Default::default() };
+        let renderer = assets::renderer(&dir, template, &own, &decoder)?;
         let shape = decoder.config().as_ref().clone();
         let made_for = shape.max_position_embeddings;
         let context = config.model.max_model_len.unwrap_or(made_for);

@@ -103,7 +103,12 @@ impl Parts {
             }
             _ => model_dir.clone(),
         };
-        let renderer = assets::renderer(&tokenizer, orchestrator.tokenizer.chat_template.clone(), &decoder)?;
+        let renderer = assets::renderer(
+            &tokenizer,
+            orchestrator.tokenizer.chat_template.clone(),
+            &orchestrator.renderer,
+            &decoder,
+        )?;
         let made_for = decoder.config().max_position_embeddings;
         if let Some(len) = config.inference.model.max_model_len.filter(|len| *len > made_for) {
             return Err(Failure::input(format_args!(
@@ -333,7 +338,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         .ok();
     let deps = Deps {
         policy,
-        renderer: Arc::new(ModelRenderer::new(parts.renderer.clone())),
+        renderer: Arc::new(ModelRenderer::new(parts.renderer.clone(), &config.orchestrator.renderer)),
         trainer: trainer.clone(),
         observer: recorder.clone(),
         train: train

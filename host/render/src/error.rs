@@ -105,7 +105,7 @@ pub enum RenderError {
     /// can be right.
     #[error(
         "chat template from {origin} is not prefix-stable at message {message} ({role}): {what}. Rendering the whole \
-         conversation is not what the model sees turn by turn; use a template that keeps earlier turns unchanged, or \
+         conversation is not what the model sees turn by turn; choose a format by `renderer.name`, use a template that keeps earlier turns unchanged, or \
          split the conversation so that each row ends with its only assistant message"
     )]
     NotPrefixStable {
@@ -141,5 +141,35 @@ pub enum RenderError {
         message: usize,
         /// Its role.
         role: &'static str,
+    },
+    /// A format was asked for that the tokenizer is not made for.
+    #[error("the format {format} does not fit the model: {reason}. Choose another `renderer.name`")]
+    UnfitFormat {
+        /// The format.
+        format: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// Thinking was switched where there is no switch.
+    #[error(
+        "`enable_thinking` has no meaning for this model: neither its format nor its chat template {} knows it",
+        origin.as_deref().unwrap_or_default()
+    )]
+    NoThinkingSwitch {
+        /// Where the template came from.
+        origin: Option<String>,
+    },
+    /// A conversation has something that the format cannot write.
+    #[error(
+        "the format {format} has no place for what message {message} has: {what}. Take it out, or choose another \
+         `renderer.name`; \"default\" leaves it to the model's own template"
+    )]
+    NoPlace {
+        /// The format.
+        format: &'static str,
+        /// Index of the message.
+        message: usize,
+        /// What it has.
+        what: &'static str,
     },
 }

@@ -1,11 +1,13 @@
 //! Messages to token ids and back.
 //!
-//! Owns the tokenizer, the model's chat template, the attribution of tokens to messages, and the reading of a sampled
+//! Owns the tokenizer, the model's chat template and the hand-written formats of model families, the attribution of tokens to messages, and the reading of a sampled
 //! turn. Must not know what tokens are used for: no weights, no sampling, no rewards. Nothing here turns sampled text
 //! into ids again: sampled ids are kept as they are and only extended.
 
 mod bytes;
 mod error;
+mod formats;
+mod formatted;
 mod parse;
 mod pyjson;
 mod renderer;
@@ -13,10 +15,12 @@ mod rows;
 mod sources;
 mod spans;
 mod template;
+mod templated;
 mod tokenizer;
 
 pub use error::RenderError;
-pub use parse::{Thinking, TurnDelta, TurnStream};
-pub use renderer::{LossMask, Open, Prompt, Rendered, Renderer, RendererOptions, TrainingSample};
-pub use rows::{Conversation, Rows, read_conversations, read_messages};
+pub use formats::FormatName;
+pub use parse::{Calls, Thinking, TurnDelta, TurnStream};
+pub use renderer::{Choice, LossMask, Open, Prompt, Rendered, Renderer, RendererOptions, TrainingSample};
+pub use rows::{Conversation, Rows, check_share, read_conversations, read_messages};
 pub use tokenizer::{TextStream, Tokenizer};

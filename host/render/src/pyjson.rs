@@ -1,8 +1,9 @@
 //! JSON and numbers as Python prints them, because chat templates were written against Python's `json.dumps`. Owns the
 //! `tojson` filter; knows nothing of chat.
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+use serde_json::Value as Json;
 
 /// A float as Python's `repr` writes it.
 pub(crate) fn float(value: f64) -> String {
@@ -44,6 +45,16 @@ pub(crate) fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(out))
 }
 
+/// `json.dumps(value, ensure_ascii=False)`.
+pub(crate) fn dumps(value: &Json) -> String {
+    Style { indent: None, ensure_ascii: false, sort_keys: false, item: ", ".into(), key: ": ".into() }.of(value)
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=indent)`.
+pub(crate) fn dumps_indented(value: &Json, indent: usize) -> String {
+    Style { indent: Some(indent), ensure_ascii: false, sort_keys: false, item: ",".into(), key: ": ".into() }.of(value)
+}
+
 struct Style {
     indent: Option<usize>,
     ensure_ascii: bool,
@@ -53,6 +64,14 @@ struct Style {
 }
 
 impl Style {
+    fn of(&self, value: &Json) -> String {
+        let mut out = String::new();
+        // What is JSON already has nothing in it that is not JSON.
+        let written = self.write(&Value::from(Serde(value)), 0, &mut out);
+        debug_assert!(written.is_ok(), "{value}");
+        out
+    }
+
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         match value.kind() {
             ValueKind::Undefined => {

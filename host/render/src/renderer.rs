@@ -1,24 +1,46 @@
 //! The renderer of a model folder: conversations to ids, the next turn as a verbatim extension, SFT samples with their
-//! loss mask, sampled turns to messages. Owns the proofs that an id sequence is what the model sees; where there is no
-//! proof it says so. Knows nothing of sampling and losses.
+//! loss mask, sampled turns to messages. Owns the choice between a hand-written format and the folder's own template; what
+//! each of them does is theirs. Knows nothing of sampling and losses.
 
-use crate::parse::{self, Thinking};
+use crate::formats::{self, Format, FormatName, Settings};
+use crate::parse::{self, Calls, Thinking};
 use crate::sources;
-use crate::spans::{self, Segment, segments, token_spans};
 use crate::template::ChatTemplate;
-use crate::{RenderError, Tokenizer};
+use crate::templated::{Templated, With};
+use crate::{RenderError, Tokenizer, formatted};
 use chrono::Local;
-use prl_types::{FinishReason, Message, Role, RoleSpan, Sampled, TokenId, ToolCall, ToolDef};
-use serde_json::{Map, Value, json};
+use prl_types::{FinishReason, Message, Role, RoleSpan, Sampled, TokenId, ToolDef};
+use serde_json::{Map, Value};
 use std::path::Path;
+
+/// What turns conversations into ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The format that is the model's own template but for what later turns do to earlier ones; the template itself where
+    /// there is none, or where it marks by itself what the model writes.
+    #[default]
+    Auto,
+    /// The model's own template.
+    Template,
+    /// This format.
+    Format(FormatName),
+}
 
 /// How to load a renderer.
 #[derive(Clone, Debug, Default)]
 pub struct RendererOptions {
     /// A template file, or a template; the model folder's own when absent.
     pub chat_template: Option<String>,
-    /// Extra variables for the template, for example `enable_thinking`.
+    /// Extra variables for the template.
     pub variables: Map<String, Value>,
+    /// What renders.
+    pub choice: Choice,
+    /// Whether the model may think, where that can be chosen; the template's variable `enable_thinking`.
+    pub thinking: Option<bool>,
+    /// Whether `<think>` is read and written as reasoning; found out when absent.
+    pub think_blocks: Option<bool>,
+    /// How the model writes calls; found out when absent.
+    pub calls: Option<Calls>,
 }
 
 /// Token ids with the message each came from.
@@ -28,6 +50,8 @@ pub struct Rendered {
     pub ids: Vec<TokenId>,
     /// Spans counted from the first of `ids`. Tokens whose message cannot be proved have no span.
     pub spans: Vec<RoleSpan>,
+    /// For each of `ids` whether the model is the one who writes it; `false` also where that cannot be proved.
+    pub sampled: Vec<bool>,
 }
 
 /// How a prompt ends.
@@ -69,6 +93,18 @@ impl Default for LossMask {
     }
 }
 
+impl LossMask {
+    /// Whether bodies of messages of a role are trained.
+    pub(crate) fn trains_body(self, role: Role) -> bool {
+        match role {
+            Role::System => self.system,
+            Role::User => self.user,
+            Role::Tool => self.tool,
+            Role::Assistant => false,
+        }
+    }
+}
+
 /// One tokenised SFT conversation; both lists have one entry per token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingSample {
@@ -78,48 +114,94 @@ pub struct TrainingSample {
     pub mask: Vec<bool>,
 }
 
-/// What a template puts right after an assistant's text.
-struct TurnEnd {
-    id: TokenId,
-    text: String,
-}
-
-/// Tokenizer and chat template of one model.
+/// Tokenizer, format and chat template of one model.
 pub struct Renderer {
     tokenizer: Tokenizer,
-    template: ChatTemplate,
-    tool_template: Option<ChatTemplate>,
+    format: Option<Format>,
+    /// Absent only where a format was asked for by name and the folder has no template.
+    template: Option<Templated>,
+    dir: std::path::PathBuf,
     stops: Vec<TokenId>,
-    turn_end: Option<TurnEnd>,
     thinking: Thinking,
+    calls: Calls,
 }
 
 impl Renderer {
-    /// Loads the tokenizer and the chat template of a model folder.
+    /// Loads the tokenizer and the chat template of a model folder, and chooses what renders.
     ///
     /// # Errors
-    /// A file that is missing or broken, a template that does not compile, no template at all.
+    /// A file that is missing or broken, a template that does not compile, no template at all where one is needed, a format
+    /// that the tokenizer is not made for.
     pub fn load(dir: &Path, options: RendererOptions) -> Result<Self, RenderError> {
         let tokenizer = Tokenizer::load(dir)?;
         let config = sources::tokenizer_config(dir)?;
-        let templates = sources::templates(dir, &config, options.chat_template.as_deref())?;
         let special = sources::special_tokens(&config);
-        let eos = special.get("eos_token").and_then(Value::as_str).and_then(|text| tokenizer.token_to_id(text));
-        let mut globals = special;
-        globals.extend(options.variables);
-        let now = Local::now();
-        let template = ChatTemplate::compile(templates.default, globals.clone(), now)?;
-        let tool_template = templates.tool_use.map(|t| ChatTemplate::compile(t, globals, now)).transpose()?;
+        let text_of = |name: &str| special.get(name).and_then(Value::as_str);
+        let eos = text_of("eos_token").and_then(|text| tokenizer.token_to_id(text));
+        let bos = text_of("bos_token").map(str::to_owned);
+        let bos = bos.as_deref();
 
-        let turn_end = turn_end(&template, &tokenizer);
+        let mut globals = special.clone();
+        globals.extend(options.thinking.map(|thinking| ("enable_thinking".to_owned(), Value::Bool(thinking))));
+        globals.extend(options.variables);
+        let template = match sources::templates(dir, &config, options.chat_template.as_deref()) {
+            Ok(templates) => {
+                let now = Local::now();
+                let tool_use =
+                    templates.tool_use.map(|t| ChatTemplate::compile(t, globals.clone(), now)).transpose()?;
+                Some(Templated::new(ChatTemplate::compile(templates.default, globals, now)?, tool_use, &tokenizer))
+            }
+            Err(RenderError::NoTemplate { .. }) if matches!(options.choice, Choice::Format(_)) => None,
+            Err(error) => return Err(error),
+        };
+
+        let settings = Settings { thinking: options.thinking, think_blocks: options.think_blocks.unwrap_or_default() };
+        let own = template.as_ref().map(|template| {
+            |messages: &[Message], tools: &[ToolDef], generate: bool| {
+                template.render_text(messages, tools, generate).ok()
+            }
+        });
+        let (found, format) = match (options.choice, &own) {
+            (Choice::Format(name), own) => {
+                let own = own.as_ref().map(|own| own as formats::Own);
+                (None, Some(Format::new(name, settings, &tokenizer, bos, own)?))
+            }
+            (_, Some(own)) => {
+                let found = formats::choose(settings, &tokenizer, bos, own);
+                let marks = template.as_ref().is_some_and(Templated::has_marks);
+                let used = options.choice == Choice::Auto && !marks;
+                if used { (None, found) } else { (found, None) }
+            }
+            (_, None) => (None, None),
+        };
+
+        let switched = format.as_ref().is_some_and(|format| format.name() == FormatName::Qwen3)
+            || template.as_ref().is_some_and(|template| template.knows("enable_thinking"));
+        if options.thinking.is_some() && !switched {
+            let origin = template.as_ref().map(|template| template.origin().to_owned());
+            return Err(RenderError::NoThinkingSwitch { origin });
+        }
+        let own_end = template.as_ref().and_then(Templated::end);
+        let ends = format.iter().flat_map(|f| f.ends()).filter_map(|text| tokenizer.token_to_id(text));
+        let ends: Vec<TokenId> = if format.is_some() { ends.take(1).collect() } else { own_end.into_iter().collect() };
         let mut stops: Vec<TokenId> = Vec::new();
-        for id in turn_end.iter().map(|t| t.id).chain(sources::eos_ids(dir)?).chain(eos) {
+        for id in ends.into_iter().chain(sources::eos_ids(dir)?).chain(eos) {
             if !stops.contains(&id) {
                 stops.push(id);
             }
         }
-        let thinking = thinking(&template, &Map::new());
-        Ok(Renderer { tokenizer, template, tool_template, stops, turn_end, thinking })
+        let by_template = template.as_ref().map_or(Thinking::Unknown, Templated::thinking);
+        let thinking = match options.think_blocks {
+            Some(false) => Thinking::Unknown,
+            asked => match (&format, by_template) {
+                (Some(format), _) => format.thinking(),
+                (None, Thinking::Unknown) if asked == Some(true) => Thinking::Free,
+                (None, thinking) => thinking,
+            },
+        };
+        let written = format.as_ref().or(found.as_ref()).map_or(Calls::Hermes, Format::calls);
+        let calls = options.calls.unwrap_or(written);
+        Ok(Renderer { tokenizer, format, template, dir: dir.to_path_buf(), stops, thinking, calls })
     }
 
     /// The tokenizer.
@@ -127,7 +209,17 @@ impl Renderer {
         &self.tokenizer
     }
 
-    /// Tokens that end a turn: the template's own, then the ones the folder's configuration lists. A stop token is part
+    /// The format that renders; none where the model's own template does.
+    pub fn format(&self) -> Option<FormatName> {
+        self.format.as_ref().map(Format::name)
+    }
+
+    /// How the model writes calls.
+    pub fn calls(&self) -> Calls {
+        self.calls
+    }
+
+    /// Tokens that end a turn: the format's or template's own, then the ones the folder's configuration lists. A stop token is part
     /// of the sampled ids.
     pub fn stop_token_ids(&self) -> &[TokenId] {
         &self.stops
@@ -136,28 +228,31 @@ impl Renderer {
     /// The conversation as text. `generate` adds what invites the assistant to speak.
     ///
     /// # Errors
-    /// The template refuses the conversation.
+    /// The format or template refuses the conversation.
     pub fn render_text(&self, messages: &[Message], tools: &[ToolDef], generate: bool) -> Result<String, RenderError> {
-        self.template_for(tools).render(messages, tools, generate)
+        match &self.format {
+            Some(format) => Ok(format.write(messages, tools, generate)?.text()),
+            None => self.template()?.render_text(messages, tools, generate),
+        }
     }
 
     /// The conversation as ids with their messages.
     ///
     /// # Errors
-    /// The template refuses the conversation, or the tokenizer its text.
+    /// The format or template refuses the conversation, or the tokenizer its text.
     pub fn render_ids(&self, messages: &[Message], tools: &[ToolDef], generate: bool) -> Result<Rendered, RenderError> {
-        let text = self.render_text(messages, tools, generate)?;
-        let (ids, offsets) = self.tokenizer.encode_with_offsets(&text)?;
-        let segments = self.segments(&text, messages, tools, generate);
-        Ok(Rendered { ids, spans: token_spans(&segments, &offsets) })
+        match &self.format {
+            Some(format) => formatted::render_ids(format, self.with(), messages, tools, generate),
+            None => self.template()?.render_ids(self.with(), messages, tools, generate),
+        }
     }
 
     /// The conversation as the ids a model is to continue. `variables` are further ones for the template, for this
-    /// rendering only; `open` says how the text ends.
+    /// rendering only, which the template then does by itself; `open` says how the text ends.
     ///
     /// # Errors
-    /// The template refuses the conversation, or the tokenizer its text; [`RenderError::NotContinuable`] where the last
-    /// message cannot be left open.
+    /// The format or template refuses the conversation, or the tokenizer its text; [`RenderError::NotContinuable`] where
+    /// the last message cannot be left open.
     pub fn prompt(
         &self,
         messages: &[Message],
@@ -165,32 +260,22 @@ impl Renderer {
         variables: &Map<String, Value>,
         open: Open,
     ) -> Result<Prompt, RenderError> {
-        let template = self.template_for(tools);
-        let mut text = template.render_with(messages, tools, open == Open::NextTurn, variables)?;
-        let thinking = match open {
-            Open::NextTurn if variables.is_empty() => self.thinking,
-            Open::NextTurn => thinking(template, variables),
-            // What was begun is text; whatever goes on with it is, too.
-            Open::Nothing | Open::LastMessage => Thinking::Unknown,
+        let prompt = match &self.format {
+            Some(format) if variables.is_empty() => formatted::prompt(format, self.with(), messages, tools, open)?,
+            _ => self.template()?.prompt(self.with(), messages, tools, variables, open)?,
         };
-        if open == Open::LastMessage {
-            // Templates may strip the text of messages.
-            let last = messages.last().map_or("", |m| m.content.trim_start());
-            match text.rfind(last.trim_end()) {
-                Some(at) if !last.is_empty() => {
-                    let whole = text[at..].starts_with(last);
-                    text.truncate(at + if whole { last.len() } else { last.trim_end().len() });
-                }
-                _ => return Err(RenderError::NotContinuable { origin: template.origin().to_string() }),
-            }
-        }
-        Ok(Prompt { ids: self.tokenizer.encode(&text)?, thinking })
+        // What the options say of think blocks holds for every conversation.
+        let thinking = match (open, variables.is_empty()) {
+            (Open::NextTurn, true) => self.thinking,
+            _ => prompt.thinking,
+        };
+        Ok(Prompt { thinking, ..prompt })
     }
 
     /// Whether a sampled token is part of a turn's text: it is no special one, or it marks structure.
     pub fn is_text(&self, id: TokenId) -> bool {
         !self.tokenizer.is_special(id)
-            || self.tokenizer.id_to_token(id).is_some_and(|token| parse::MARKERS.contains(&token.as_str()))
+            || self.tokenizer.id_to_token(id).is_some_and(|token| parse::is_marker(&token, self.calls))
     }
 
     /// The token that ends the reasoning, where one does.
@@ -200,45 +285,24 @@ impl Renderer {
 
     /// The tokens to append to `previous` (prompt and sampled ids of the turns so far) so that the model can answer
     /// `new`: what closes its turn, the new messages, the generation prompt. `previous` itself is never touched. `None`
-    /// where the template's text between turns cannot be proved to be independent of the conversation so far; render
-    /// the whole conversation then, as a new sample.
-    pub fn bridge_to_next_turn(&self, previous: &[TokenId], new: &[Message]) -> Option<Rendered> {
-        let end = self.turn_end.as_ref()?;
-        let last = *previous.last()?;
-        if new.is_empty() || new.iter().any(|m| m.role == Role::Assistant) {
-            return None;
+    /// where a template's text between turns cannot be proved to be independent of the conversation so far, or the turn
+    /// ended in a way of its own; render the whole conversation then, as a new sample.
+    ///
+    /// # Errors
+    /// The format refuses the messages, or the tokenizer their text.
+    pub fn bridge_to_next_turn(&self, previous: &[TokenId], new: &[Message]) -> Result<Option<Rendered>, RenderError> {
+        match &self.format {
+            Some(format) => formatted::bridge_to_next_turn(format, self.with(), previous, new),
+            None => Ok(self.template()?.bridge_to_next_turn(self.with(), previous, new)),
         }
-        let closed = last == end.id;
-        if !closed && self.stops.contains(&last) {
-            return None;
-        }
-        let suffix = self.between_turns(end, new)?;
-        let (ids, offsets) = self.tokenizer.encode_with_offsets(&format!("{}{suffix}", end.text)).ok()?;
-        if ids.first() != Some(&end.id) {
-            return None;
-        }
-
-        let history = histories(new).swap_remove(0);
-        let render = |part: &[Message], generate: bool| self.after_turn(end, &history, part, &[], generate);
-        let lead = render(&[], false).filter(|text| suffix.starts_with(text.as_str())).map_or(0, |text| text.len());
-        let mut segments = segments(&suffix, new, lead, true, &render);
-        for segment in &mut segments {
-            segment.range = segment.range.start + end.text.len()..segment.range.end + end.text.len();
-        }
-        let close = Segment { range: 0..end.text.len(), role: Role::Assistant, is_content: false, message: None };
-        segments.insert(0, close);
-
-        let skip = usize::from(closed);
-        let spans = token_spans(&segments, &offsets[skip..]);
-        Some(Rendered { ids: ids[skip..].to_vec(), spans })
     }
 
     /// The ids of an assistant's `answer` to `messages`: what follows their rendering with the generation prompt, up to the
     /// stop token that ends the turn. An answer that was `cut` off has no stop token.
     ///
     /// # Errors
-    /// The template refuses the conversation, or the tokenizer its text; a template that renders the prompt differently once
-    /// it is answered, or that ends a turn without a stop token.
+    /// The format or template refuses the conversation, or the tokenizer its text; a template that renders the prompt
+    /// differently once it is answered, or that ends a turn without a stop token.
     pub fn answer_ids(
         &self,
         messages: &[Message],
@@ -246,78 +310,48 @@ impl Renderer {
         answer: &Message,
         cut: bool,
     ) -> Result<Vec<TokenId>, RenderError> {
-        let template = self.template_for(tools);
-        let n = messages.len();
-        let before = template.render(messages, tools, true)?;
-        let text = template.render(&[messages, std::slice::from_ref(answer)].concat(), tools, false)?;
-        let Some(said) = text.strip_prefix(&before) else {
-            let what = "the prompt before it is rendered differently once it is answered";
-            return Err(self.not_prefix_stable(template, n, answer.role, what));
-        };
-        let mut ids = self.tokenizer.encode(said)?;
-        let Some(end) = ids.iter().rposition(|id| self.stops.contains(id)) else {
-            return Err(self.no_stop_token(template, n));
-        };
-        ids.truncate(if cut { end } else { end + 1 });
-        Ok(ids)
+        match &self.format {
+            Some(format) => formatted::answer_ids(format, self.with(), messages, tools, answer, cut),
+            None => self.template()?.answer_ids(self.with(), messages, tools, answer, cut),
+        }
     }
 
-    fn not_prefix_stable(
-        &self,
-        template: &ChatTemplate,
-        message: usize,
-        role: Role,
-        what: &'static str,
-    ) -> RenderError {
-        RenderError::NotPrefixStable { origin: template.origin().to_string(), message, role: role.as_str(), what }
-    }
-
-    fn no_stop_token(&self, template: &ChatTemplate, message: usize) -> RenderError {
-        let stops = self.stops.iter().filter_map(|id| self.tokenizer.id_to_token(*id)).collect();
-        RenderError::NoStopToken { origin: template.origin().to_string(), message, stops }
-    }
-
-    /// An SFT sample: the whole conversation, and which tokens are targets.
+    /// An SFT sample: the whole conversation, and which tokens are targets. Those of the assistant are what the format has
+    /// the model write, what the template marks with `{% generation %}`, or what can be proved to be sampled.
     ///
     /// # Errors
-    /// Where the mask cannot be proved right: a template that changes earlier turns, one that ends a turn without a
-    /// stop token, a body that cannot be located.
+    /// What the format has no place for. Where the mask of a template cannot be proved right: it changes earlier turns, or
+    /// ends a turn without a stop token, or a body cannot be located.
     pub fn training_sample(
         &self,
         messages: &[Message],
         tools: &[ToolDef],
         loss: LossMask,
     ) -> Result<TrainingSample, RenderError> {
-        let text = self.render_text(messages, tools, false)?;
-        let (ids, offsets) = self.tokenizer.encode_with_offsets(&text)?;
-        let mut mask = vec![false; ids.len()];
-
-        if loss.assistant {
-            for (n, _) in messages.iter().enumerate().filter(|(_, m)| m.role == Role::Assistant) {
-                let (start, end) = self.sampled_tokens(messages, tools, n, &text, &ids, &offsets)?;
-                mask[start..end].fill(true);
-            }
+        match &self.format {
+            Some(format) => formatted::training_sample(format, self.with(), messages, tools, loss),
+            None => self.template()?.training_sample(self.with(), messages, tools, loss),
         }
+    }
 
-        let wanted = |role: Role| match role {
-            Role::System => loss.system,
-            Role::User => loss.user,
-            Role::Tool => loss.tool,
-            Role::Assistant => false,
-        };
-        if messages.iter().any(|m| wanted(m.role)) {
-            let segments = self.segments(&text, messages, tools, false);
-            for (n, message) in messages.iter().enumerate().filter(|(_, m)| wanted(m.role) && !m.content.is_empty()) {
-                let body = segments
-                    .iter()
-                    .find(|s| s.is_content && s.message == Some(n))
-                    .ok_or(RenderError::ContentNotFound { message: n, role: message.role.as_str() })?;
-                for (at, target) in offsets.iter().zip(&mut mask) {
-                    *target |= body.range.contains(&at.start);
-                }
+    /// The samples of an SFT conversation: one, or one for each of the assistant's turns where the template changes earlier
+    /// turns. Each then has the conversation as the model saw it up to that turn, and targets in what is new since the turn
+    /// before, so that every target is trained once.
+    ///
+    /// # Errors
+    /// As of [`Renderer::training_sample`], but for templates that change earlier turns.
+    pub fn training_samples(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        loss: LossMask,
+    ) -> Result<Vec<TrainingSample>, RenderError> {
+        match (self.training_sample(messages, tools, loss), &self.template) {
+            (Err(RenderError::NotPrefixStable { .. }), Some(template)) => {
+                template.turn_samples(self.with(), messages, tools, loss)
             }
+            (sample, _) => sample.map(|sample| vec![sample]),
         }
-        Ok(TrainingSample { ids, mask })
     }
 
     /// The assistant message in sampled ids. Ids are read, never rebuilt: training keeps the ids themselves.
@@ -358,149 +392,26 @@ impl Renderer {
     }
 
     fn parse_text(&self, text: &str) -> Message {
-        parse::parse(text, self.thinking)
+        parse::parse(text, self.thinking, self.calls)
     }
 
-    fn template_for(&self, tools: &[ToolDef]) -> &ChatTemplate {
-        match &self.tool_template {
-            Some(template) if !tools.is_empty() => template,
-            _ => &self.template,
-        }
+    fn with(&self) -> With<'_> {
+        With { tokenizer: &self.tokenizer, stops: &self.stops }
     }
 
-    fn segments(&self, text: &str, messages: &[Message], tools: &[ToolDef], generate: bool) -> Vec<Segment> {
-        let render = |part: &[Message], generate: bool| self.render_text(part, tools, generate).ok();
-        segments(text, messages, 0, generate, &render)
-    }
-
-    /// Tokens of assistant message `n` that the model would have sampled, stop token included: what follows the
-    /// rendering of the messages before it with the generation prompt.
-    fn sampled_tokens(
-        &self,
-        messages: &[Message],
-        tools: &[ToolDef],
-        n: usize,
-        text: &str,
-        ids: &[TokenId],
-        offsets: &[std::ops::Range<usize>],
-    ) -> Result<(usize, usize), RenderError> {
-        let template = self.template_for(tools);
-        let unstable = |what| self.not_prefix_stable(template, n, messages[n].role, what);
-        let before = template.render(&messages[..n], tools, true)?;
-        if !text.starts_with(&before) {
-            return Err(unstable("the prompt before it is rendered differently in the whole conversation"));
-        }
-        let through = template.render(&messages[..=n], tools, false)?;
-        if !text.starts_with(&through) || through.len() < before.len() {
-            return Err(unstable("it is rendered differently once further messages follow"));
-        }
-        let prompt = self.tokenizer.encode(&before)?;
-        if !ids.starts_with(&prompt) {
-            return Err(unstable("its first token merges with the generation prompt"));
-        }
-        let start = prompt.len();
-        let end = offsets.partition_point(|at| at.start < through.len()).max(start);
-        let stop = ids[start..end].iter().rposition(|id| self.stops.contains(id)).map(|at| start + at);
-        // Some templates close a turn with the token that opens the next one.
-        let stop = stop.or_else(|| ids.get(end).is_some_and(|id| self.stops.contains(id)).then_some(end));
-        match stop {
-            Some(at) => Ok((start, at + 1)),
-            None => Err(self.no_stop_token(template, n)),
-        }
-    }
-
-    /// The text after a closed turn and up to the next one: rendered behind several different conversations, with and
-    /// without tools, and given only if they all agree.
-    fn between_turns(&self, end: &TurnEnd, new: &[Message]) -> Option<String> {
-        let tool = ToolDef {
-            name: "f".into(),
-            description: "d".into(),
-            parameters: json!({"type": "object", "properties": {}}),
-            strict: false,
-        };
-        let mut agreed: Option<String> = None;
-        for history in histories(new) {
-            for tools in [&[] as &[ToolDef], std::slice::from_ref(&tool)] {
-                // What the template refuses cannot have come before.
-                let Some(text) = self.after_turn(end, &history, new, tools, true) else { continue };
-                match &agreed {
-                    Some(known) if *known != text => return None,
-                    Some(_) => {}
-                    None => agreed = Some(text),
-                }
-            }
-        }
-        agreed
-    }
-
-    /// What the template writes after the stop token of the last message of `history`, when `new` follows.
-    fn after_turn(
-        &self,
-        end: &TurnEnd,
-        history: &[Message],
-        new: &[Message],
-        tools: &[ToolDef],
-        generate: bool,
-    ) -> Option<String> {
-        let word = &history.last()?.content;
-        let text = self.render_text(&[history, new].concat(), tools, generate).ok()?;
-        let (_, after) = text.split_once(word.as_str())?;
-        if after.contains(word.as_str()) {
-            return None;
-        }
-        after.split_once(end.text.as_str()).map(|(_, rest)| rest.to_string())
+    fn template(&self) -> Result<&Templated, RenderError> {
+        self.template.as_ref().ok_or_else(|| RenderError::NoTemplate { dir: self.dir.clone() })
     }
 }
 
 impl std::fmt::Debug for Renderer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Renderer")
-            .field("template", &self.template.origin())
+            .field("format", &self.format())
+            .field("template", &self.template.as_ref().map(Templated::origin))
             .field("stops", &self.stops)
             .field("thinking", &self.thinking)
+            .field("calls", &self.calls)
             .finish_non_exhaustive()
-    }
-}
-
-/// Conversations that `new` could follow. Each ends with an assistant's turn whose content is a unique word.
-fn histories(new: &[Message]) -> Vec<Vec<Message>> {
-    let word = spans::stand_in("Zqxjv", &new.iter().map(|m| m.content.as_str()).collect::<Vec<_>>().join(" "));
-    let answer = |name: &str| {
-        let mut message = Message::text(Role::Assistant, word.clone());
-        if let Some(reply) = new.iter().find(|m| m.role == Role::Tool) {
-            let id = reply.tool_call_id.clone().unwrap_or_else(|| "call_0".into());
-            message.tool_calls.push(ToolCall { id, name: name.into(), arguments: "{}".into() });
-        }
-        message
-    };
-    let text = Message::text;
-    vec![
-        vec![text(Role::User, "one"), answer("f")],
-        vec![text(Role::User, "1"), text(Role::Assistant, "two"), text(Role::User, "three"), answer("g")],
-        vec![text(Role::System, "zero"), text(Role::User, "x y\nz"), answer("h")],
-    ]
-}
-
-/// The special token that directly follows an assistant's text, if the template writes one.
-fn turn_end(template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<TurnEnd> {
-    let history = histories(&[]).swap_remove(0);
-    let text = template.render(&history, &[], false).ok()?;
-    let (_, tail) = text.split_once(history.last()?.content.as_str())?;
-    let (ids, offsets) = tokenizer.encode_with_offsets(tail).ok()?;
-    let (id, range) = (*ids.first()?, offsets.first()?);
-    let text = tokenizer.id_to_token(id)?;
-    (tokenizer.is_special(id) && range.start == 0 && tail.starts_with(&text)).then_some(TurnEnd { id, text })
-}
-
-/// Whether and how the template shows reasoning.
-fn thinking(template: &ChatTemplate, variables: &Map<String, Value>) -> Thinking {
-    if !template.text().contains(parse::CLOSE_THINK) {
-        return Thinking::Unknown;
-    }
-    let prompt = template.render_with(&[Message::text(Role::User, "x")], &[], true, variables).unwrap_or_default();
-    match (prompt.rfind(parse::OPEN_THINK), prompt.rfind(parse::CLOSE_THINK)) {
-        (Some(_), None) => Thinking::Opened,
-        (Some(open), Some(close)) if open > close => Thinking::Opened,
-        _ => Thinking::Free,
     }
 }

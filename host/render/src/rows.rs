@@ -1,7 +1,7 @@
 //! Training conversations in JSON-lines files. Owns the accepted row layouts and what happens to bad rows; must not know
 //! tokens.
 
-use crate::RenderError;
+use crate::{RenderError, pyjson};
 use prl_types::{Message, Role, ToolCall, ToolDef};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -44,13 +44,22 @@ pub fn read_conversations(path: &Path) -> Result<Rows, RenderError> {
             }
         }
     }
-    let (good, bad) = (rows.conversations.len(), rows.skipped.len());
-    match rows.skipped.first() {
+    check_share(path, rows.conversations.len(), &rows.skipped)?;
+    Ok(rows)
+}
+
+/// Whether data with so many good rows, and these that are `skipped` (place and reason), can be what its user thinks it is.
+///
+/// # Errors
+/// No good row, or more than a tenth of bad ones.
+pub fn check_share(path: &Path, good: usize, skipped: &[(String, String)]) -> Result<(), RenderError> {
+    let bad = skipped.len();
+    match skipped.first() {
         Some((at, reason)) if bad as f64 > MAX_BAD_SHARE * (good + bad) as f64 => {
             Err(data(path, format!("{bad} of {} rows are unusable; the first is {at}: {reason}", good + bad)))
         }
         _ if good == 0 => Err(data(path, "there are no rows")),
-        _ => Ok(rows),
+        _ => Ok(()),
     }
 }
 
@@ -149,7 +158,7 @@ fn tool_call(value: &Value) -> Result<ToolCall, String> {
     let arguments = match function.get("arguments") {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
+        Some(other) => pyjson::dumps(other),
     };
     let name = text(function, "name")?.ok_or("a tool call has no `name`")?;
     Ok(ToolCall { id: text(map, "id")?.unwrap_or_default(), name, arguments })

@@ -8,11 +8,14 @@ use chrono::{DateTime, Local};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
-use prl_types::{Message, ToolDef};
+use prl_types::{Message, ToolCall, ToolDef};
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write;
+use std::ops::Range;
 
 const NAME: &str = "chat";
+/// The same, with marks written.
+const MARKED: &str = "marked";
 
 /// A compiled template with the variables that every rendering sees.
 pub(crate) struct ChatTemplate {
@@ -20,6 +23,7 @@ pub(crate) struct ChatTemplate {
     origin: String,
     text: String,
     globals: Map<String, Json>,
+    has_marks: bool,
     /// Whether tool-call arguments are passed as text because the template cannot take an object.
     arguments_as_text: bool,
 }
@@ -29,6 +33,8 @@ impl ChatTemplate {
     /// that a run's prompts do not change at midnight.
     pub fn compile(source: Source, globals: Map<String, Json>, now: DateTime<Local>) -> Result<Self, RenderError> {
         let Source { text, origin } = source;
+        // jinja2 reads all line ends alike.
+        let text = text.replace("\r\n", "\n").replace('\r', "\n");
         let fail = |e: Error| RenderError::TemplateSyntax { origin: origin.clone(), reason: reason(&e) };
         let mut engine = Environment::new();
         engine.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(fail)?);
@@ -48,8 +54,14 @@ impl ChatTemplate {
                 .map_err(|_| Error::new(ErrorKind::InvalidOperation, format!("bad date format `{format}`")))?;
             Ok(out)
         });
-        engine.add_template_owned(NAME, without_generation_tags(&text)).map_err(fail)?;
-        let mut template = ChatTemplate { engine, origin, text, globals, arguments_as_text: false };
+        let (plain, has_marks) = without_generation_tags(&text, ["", ""]);
+        engine.add_template_owned(NAME, plain).map_err(fail)?;
+        if has_marks {
+            let marks = MARKS.map(|mark| format!("{{{{ '{mark}' }}}}"));
+            let (marked, _) = without_generation_tags(&text, [&marks[0], &marks[1]]);
+            engine.add_template_owned(MARKED, marked).map_err(fail)?;
+        }
+        let mut template = ChatTemplate { engine, origin, text, globals, has_marks, arguments_as_text: false };
         template.arguments_as_text = template.needs_text_arguments();
         Ok(template)
     }
@@ -77,15 +89,49 @@ impl ChatTemplate {
         generate: bool,
         variables: &Map<String, Json>,
     ) -> Result<String, RenderError> {
-        self.try_render(messages, tools, generate, variables).map_err(|e| RenderError::Template {
-            origin: self.origin.clone(),
-            messages: messages.len(),
-            reason: reason(&e),
-        })
+        self.try_render(NAME, messages, tools, generate, variables).map_err(|e| self.refused(messages, reason(&e)))
+    }
+
+    /// Whether the template marks what the model writes with `{% generation %}`.
+    pub fn has_marks(&self) -> bool {
+        self.has_marks
+    }
+
+    /// The byte ranges of `text`, which is the conversation rendered, that the template marks as written by the model; `None`
+    /// where it marks nothing in any conversation.
+    pub fn marked(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        text: &str,
+    ) -> Result<Option<Vec<Range<usize>>>, RenderError> {
+        if !self.has_marks {
+            return Ok(None);
+        }
+        let shown = self.try_render(MARKED, messages, tools, false, &Map::new());
+        let shown = shown.map_err(|e| self.refused(messages, reason(&e)))?;
+        let unclear = || self.refused(messages, "what {% generation %} marks cannot be located".into());
+        let (mut ranges, mut rest, mut at) = (Vec::new(), shown.as_str(), 0);
+        while let Some((before, after)) = rest.split_once(MARKS[0]) {
+            let (inside, after) = after.split_once(MARKS[1]).ok_or_else(unclear)?;
+            let start = at + before.len();
+            at = start + inside.len();
+            if text.get(start..at) != Some(inside) {
+                return Err(unclear());
+            }
+            ranges.push(start..at);
+            rest = after;
+        }
+        if at + rest.len() == text.len() && text.ends_with(rest) { Ok(Some(ranges)) } else { Err(unclear()) }
+    }
+
+    fn refused(&self, messages: &[Message], reason: String) -> RenderError {
+        RenderError::Template { origin: self.origin.clone(), messages: messages.len(), reason }
     }
 
     fn try_render(
         &self,
+        name: &str,
         messages: &[Message],
         tools: &[ToolDef],
         generate: bool,
@@ -99,12 +145,12 @@ impl ChatTemplate {
         context.insert("tools".into(), tools);
         context.insert("documents".into(), Json::Null);
         context.insert("add_generation_prompt".into(), Json::Bool(generate));
-        self.engine.get_template(NAME)?.render(Value::from(Serde(&context)))
+        self.engine.get_template(name)?.render(Value::from(Serde(&context)))
     }
 
     fn needs_text_arguments(&self) -> bool {
         let mut call = Message::text(prl_types::Role::Assistant, "");
-        call.tool_calls.push(prl_types::ToolCall { id: "call_0".into(), name: "f".into(), arguments: "{}".into() });
+        call.tool_calls.push(ToolCall { id: "call_0".into(), name: "f".into(), arguments: "{}".into() });
         let chat = [Message::text(prl_types::Role::User, "x"), call];
         let render = |as_text: bool| {
             let mut context = self.globals.clone();
@@ -155,11 +201,7 @@ fn message_json(message: &Message, arguments_as_text: bool) -> Json {
     }
     if !message.tool_calls.is_empty() {
         let calls = message.tool_calls.iter().map(|call| {
-            // Templates print an object; what is no JSON object stays the text it is.
-            let arguments = match serde_json::from_str::<Json>(&call.arguments) {
-                Ok(Json::Object(object)) if !arguments_as_text => Json::Object(object),
-                _ => Json::from(call.arguments.as_str()),
-            };
+            let arguments = if arguments_as_text { Json::from(call.arguments.as_str()) } else { arguments(call) };
             json!({"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}})
         });
         out.insert("tool_calls".into(), calls.collect());
@@ -173,7 +215,16 @@ fn message_json(message: &Message, arguments_as_text: bool) -> Json {
     Json::Object(out)
 }
 
-fn tool_json(tool: &ToolDef) -> Json {
+/// The arguments of a call as templates take them: an object; what is no JSON object stays the text it is.
+pub(crate) fn arguments(call: &ToolCall) -> Json {
+    match serde_json::from_str::<Json>(&call.arguments) {
+        Ok(Json::Object(object)) => Json::Object(object),
+        _ => Json::from(call.arguments.as_str()),
+    }
+}
+
+/// A tool as OpenAI's interface writes it.
+pub(crate) fn tool_json(tool: &ToolDef) -> Json {
     let mut function = json!({"name": tool.name, "description": tool.description, "parameters": tool.parameters});
     if tool.strict {
         function["strict"] = Json::Bool(true);
@@ -181,23 +232,35 @@ fn tool_json(tool: &ToolDef) -> Json {
     json!({"type": "function", "function": function})
 }
 
+/// What stands for `{% generation %}` and its end in a rendering that shows them; no character of any text.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
 /// Replaces `{% generation %}` and `{% endgeneration %}`, which only mark text for `transformers`, with a block that is
-/// always taken. Whitespace control is kept.
-fn without_generation_tags(template: &str) -> String {
+/// always taken, and whose ends write `marks`. White space control is kept. Gives whether there was one, too.
+fn without_generation_tags(template: &str, marks: [&str; 2]) -> (String, bool) {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
+    let mut found = false;
     while let Some(start) = rest.find("{%") {
         let Some(len) = rest[start..].find("%}") else { break };
         let tag = &rest[start..start + len + 2];
         let inner = &tag[2..tag.len() - 2];
         out.push_str(&rest[..start]);
         match inner.trim_matches(['-', '+']).trim() {
-            "generation" => out.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&tag.replace("endgeneration", "endif")),
+            // The tag's own halves are around the mark: what either strips is beyond it.
+            "generation" => {
+                let [open, _] = marks;
+                out.push_str(&tag.replace("generation", &format!("if true %}}{open}{{% if true")));
+                found = true;
+            }
+            "endgeneration" => {
+                let [_, close] = marks;
+                out.push_str(&tag.replace("endgeneration", &format!("endif %}}{close}{{% endif")));
+            }
             _ => out.push_str(tag),
         }
         rest = &rest[start + len + 2..];
     }
     out.push_str(rest);
-    out
+    (out, found)
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use prl_render::{Renderer, RendererOptions};
+use prl_render::{Choice, Renderer, RendererOptions};
 use prl_types::{Message, ToolDef};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -34,7 +34,8 @@ fn renders_as_transformers_does() {
         let key = (golden.template.clone(), Value::from(golden.variables.clone()).to_string());
         let renderer = renderers.entry(key).or_insert_with(|| {
             let dir = common::model_dir(&golden.template);
-            let options = RendererOptions { variables: golden.variables.clone(), ..Default::default() };
+            let variables = golden.variables.clone();
+            let options = RendererOptions { variables, choice: Choice::Template, ..Default::default() };
             Renderer::load(dir.path(), options).unwrap()
         });
         let messages = &cases.conversations[&golden.conversation];

@@ -2,17 +2,31 @@
 
 mod common;
 
-use prl_render::{LossMask, RenderError, Renderer, RendererOptions};
+use prl_render::{Choice, LossMask, RenderError, Rendered, Renderer, RendererOptions};
 use prl_types::{FinishReason, Message, PolicyVersion, Role, RoleSpan, Sampled, TokenId, ToolCall, ToolDef};
 use proptest::prelude::*;
 use serde_json::json;
 use std::sync::LazyLock;
 
 fn load(template: &str) -> Renderer {
-    Renderer::load(common::model_dir(template).path(), RendererOptions::default()).unwrap()
+    let options = RendererOptions { choice: Choice::Template, ..Default::default() };
+    Renderer::load(common::model_dir(template).path(), options).unwrap()
 }
 
-static CHATML: LazyLock<Renderer> = LazyLock::new(|| load("chatml.jinja"));
+/// Without the marks of what the model writes, so that masks need proof.
+fn unmarked(template: &str) -> Renderer {
+    let text = std::fs::read_to_string(common::template(template)).unwrap();
+    let text = text.replace("{%- generation %}", "").replace("{%- endgeneration %}", "");
+    let options = RendererOptions { chat_template: Some(text), choice: Choice::Template, ..Default::default() };
+    Renderer::load(common::model_dir(template).path(), options).unwrap()
+}
+
+fn bridge(renderer: &Renderer, previous: &[TokenId], new: &[Message]) -> Option<Rendered> {
+    renderer.bridge_to_next_turn(previous, new).unwrap()
+}
+
+static CHATML: LazyLock<Renderer> = LazyLock::new(|| unmarked("chatml.jinja"));
+static MARKED: LazyLock<Renderer> = LazyLock::new(|| load("chatml.jinja"));
 static THINKING: LazyLock<Renderer> = LazyLock::new(|| load("thinking.jinja"));
 static HEADERS: LazyLock<Renderer> = LazyLock::new(|| load("headers.jinja"));
 
@@ -165,6 +179,30 @@ fn the_default_mask_is_what_the_model_samples() {
 }
 
 #[test]
+fn marks_of_a_template_are_the_mask() {
+    let (texts, mut call) = (["a", "\n\nb", "the answer"], assistant(""));
+    call.tool_calls.push(ToolCall { id: "c".into(), name: "get".into(), arguments: "{}".into() });
+    let chat = [user("q"), assistant(texts[0]), user("q"), assistant(texts[1]), user("q"), call, assistant(texts[2])];
+    let s = MARKED.training_sample(&chat, &[tool()], LossMask::default()).unwrap();
+    // A token with a part in what is marked is trained, as in transformers: here the line break of the header.
+    let call = "<tool_call>\n{\"name\": \"get\", \"arguments\": {}}\n</tool_call><|im_end|>";
+    let want =
+        ["a<|im_end|>".to_owned(), "\n\n\nb<|im_end|>".to_owned(), call.to_owned(), "the answer<|im_end|>".to_owned()];
+    assert_eq!(trained(&MARKED, &s.ids, &s.mask), want);
+    assert_eq!(s.ids, MARKED.render_ids(&chat, &[tool()], false).unwrap().ids);
+    // What proves a mask finds the same where nothing merges.
+    let plain = [&chat[..2], &chat[4..]].concat();
+    let (a, b) = (LossMask::default(), LossMask { user: true, ..LossMask::default() });
+    for loss in [a, b] {
+        let sample = |r: &Renderer| r.training_sample(&plain, &[tool()], loss).unwrap();
+        assert_eq!(sample(&MARKED), sample(&CHATML));
+    }
+    let forged = [user("q"), assistant("a\u{fdd1}b")];
+    let err = MARKED.training_sample(&forged, &[], LossMask::default()).unwrap_err().to_string();
+    assert!(err.contains("cannot be located"), "{err}");
+}
+
+#[test]
 fn arguments_as_text_and_as_object_render_alike() {
     let render = |arguments: &str| {
         let mut call = assistant("");
@@ -179,6 +217,17 @@ fn unprovable_masks_are_refused() {
     let chat = [user("q1"), assistant("<think>\nr\n</think>\n\na1"), user("q2"), assistant("a2")];
     let err = THINKING.training_sample(&chat, &[], LossMask::default()).unwrap_err();
     assert!(matches!(err, RenderError::NotPrefixStable { message: 1, .. }), "{err}");
+    // Turn by turn there is proof: each turn is trained once, behind what the model saw before it.
+    let samples = THINKING.training_samples(&chat, &[], LossMask::default()).unwrap();
+    let texts: Vec<Vec<String>> = samples.iter().map(|s| trained(&THINKING, &s.ids, &s.mask)).collect();
+    assert_eq!(texts, [["<think>\nr\n</think>\n\na1<|im_end|>"], ["<think>\n\n</think>\n\na2<|im_end|>"]]);
+    assert_eq!(samples[1].ids, THINKING.render_ids(&chat, &[], false).unwrap().ids);
+    let all = LossMask { user: true, ..LossMask::default() };
+    let more = [&chat[..], &[user("q3")]].concat();
+    let samples = THINKING.training_samples(&more, &[], all).unwrap();
+    let texts: Vec<String> = samples.iter().map(|s| trained(&THINKING, &s.ids, &s.mask).concat()).collect();
+    let (first, second) = ("q1<think>\nr\n</think>\n\na1<|im_end|>", "q2<think>\n\n</think>\n\na2<|im_end|>");
+    assert_eq!(texts, [first, second, "q3"]);
     let s = THINKING.training_sample(&chat[..2], &[], LossMask::default()).unwrap();
     assert_eq!(trained(&THINKING, &s.ids, &s.mask), ["<think>\nr\n</think>\n\na1<|im_end|>"]);
 
@@ -198,7 +247,7 @@ fn a_template_without_stop_token_is_refused() {
     assert!(matches!(err, RenderError::NoStopToken { message: 1, .. }), "{err}");
     let err = r.answer_ids(&[user("q")], &[], &assistant("a"), true).unwrap_err();
     assert!(matches!(err, RenderError::NoStopToken { message: 1, .. }), "{err}");
-    assert!(r.bridge_to_next_turn(&[1], &[user("x")]).is_none());
+    assert!(bridge(&r, &[1], &[user("x")]).is_none());
 }
 
 #[test]
@@ -219,7 +268,7 @@ fn the_bridge_extends_verbatim_what_the_template_would_render() {
     previous.extend(CHATML.tokenizer().encode("it is<|im_end|>").unwrap());
     let reply = Message { tool_call_id: Some("c".into()), ..Message::text(Role::Tool, "4\n2") };
     for new in [vec![user("go on")], vec![reply, user("and?")]] {
-        let bridge = CHATML.bridge_to_next_turn(&previous, &new).unwrap();
+        let bridge = bridge(&CHATML, &previous, &new).unwrap();
         let whole = [vec![user("q"), assistant("it is")], new.clone()].concat();
         let whole = CHATML.render_ids(&whole, &[tool()], true).unwrap().ids;
         assert_eq!([previous.clone(), bridge.ids.clone()].concat(), whole);
@@ -234,7 +283,7 @@ fn the_bridge_extends_verbatim_what_the_template_would_render() {
 fn a_turn_that_was_cut_off_is_closed_by_the_bridge() {
     let mut previous = CHATML.render_ids(&[user("q")], &[], true).unwrap().ids;
     previous.extend(CHATML.tokenizer().encode("it i").unwrap());
-    let bridge = CHATML.bridge_to_next_turn(&previous, &[user("x")]).unwrap();
+    let bridge = bridge(&CHATML, &previous, &[user("x")]).unwrap();
     assert_eq!(
         CHATML.decode(&bridge.ids).unwrap(),
         "<|im_end|>\n<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
@@ -245,23 +294,23 @@ fn a_turn_that_was_cut_off_is_closed_by_the_bridge() {
 #[test]
 fn no_bridge_without_proof() {
     let eot = CHATML.tokenizer().token_to_id("<|endoftext|>").unwrap();
-    assert!(CHATML.bridge_to_next_turn(&[1, eot], &[user("x")]).is_none(), "another stop token than the template's");
-    assert!(CHATML.bridge_to_next_turn(&[], &[user("x")]).is_none());
-    assert!(CHATML.bridge_to_next_turn(&[1], &[]).is_none());
-    assert!(CHATML.bridge_to_next_turn(&[1], &[assistant("x")]).is_none());
+    assert!(bridge(&CHATML, &[1, eot], &[user("x")]).is_none(), "another stop token than the template's");
+    assert!(bridge(&CHATML, &[], &[user("x")]).is_none());
+    assert!(bridge(&CHATML, &[1], &[]).is_none());
+    assert!(bridge(&CHATML, &[1], &[assistant("x")]).is_none());
     // A template whose text between turns depends on how many there were.
     let dir = common::model_dir("chatml.jinja");
     let template = "{% for m in messages %}[{{ loop.index }}]{{ m.content }}<|im_end|>{% endfor %}";
     let options = RendererOptions { chat_template: Some(template.into()), ..Default::default() };
     let r = Renderer::load(dir.path(), options).unwrap();
-    assert!(r.bridge_to_next_turn(&[1], &[user("x")]).is_none());
+    assert!(bridge(&r, &[1], &[user("x")]).is_none());
 }
 
 #[test]
 fn the_bridge_keeps_reasoning_that_the_template_would_strip() {
     let mut ids = THINKING.render_ids(&[user("q1")], &[], true).unwrap().ids;
     ids.extend(THINKING.tokenizer().encode("<think>\nr\n</think>\n\na1<|im_end|>").unwrap());
-    ids.extend(THINKING.bridge_to_next_turn(&ids, &[user("q2")]).unwrap().ids);
+    ids.extend(bridge(&THINKING, &ids, &[user("q2")]).unwrap().ids);
     let text = THINKING.decode(&ids).unwrap();
     assert!(text.contains("<think>\nr\n</think>\n\na1<|im_end|>\n<|im_start|>user\nq2"), "{text}");
 }
@@ -371,7 +420,7 @@ proptest! {
             for (answer, question) in &turns {
                 ids.extend(renderer.tokenizer().encode(&format!("{answer}<|im_end|>")).unwrap());
                 let before = ids.clone();
-                let bridge = renderer.bridge_to_next_turn(&ids, &[user(question)]).unwrap();
+                let bridge = bridge(renderer, &ids, &[user(question)]).unwrap();
                 ids.extend(bridge.ids);
                 prop_assert!(ids.starts_with(&before));
             }

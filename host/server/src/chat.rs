@@ -17,7 +17,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use prl_inference::Drawn;
-use prl_render::{Open, Prompt, Renderer, Thinking, TurnDelta, TurnStream};
+use prl_render::{Calls, Open, Prompt, Renderer, Thinking, TurnDelta, TurnStream};
 use prl_types::{FinishReason, Message, TokenId, ToolCall, ToolDef};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -87,8 +87,8 @@ struct Shape {
     created: u64,
     renderer: Arc<Renderer>,
     prompt: Prompt,
-    /// Whether calls are looked for.
-    calls: bool,
+    /// Which calls are looked for.
+    calls: Calls,
     /// Whether further calls than the first are dropped.
     one_call: bool,
     logprobs: bool,
@@ -134,7 +134,7 @@ pub(crate) async fn chat(
         created: clock::unix_seconds(),
         renderer: app.renderer.clone(),
         prompt,
-        calls: tools && guide.is_none(),
+        calls: if tools && guide.is_none() { app.renderer.calls() } else { Calls::None },
         one_call,
         logprobs: told.sampled.is_some(),
         token_ids,

@@ -28,7 +28,8 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
     let dir = model_dir(&asked.model)?;
     let mut compute = Compute::open(asked.device, Kernels::Fast, false)?;
     let decoder = assets::decoder(&dir, None, compute.home())?;
-    let renderer = assets::renderer(&dir, None, &decoder)?;
+    let rendering = prl_config::Renderer::default();
+    let renderer = assets::renderer(&dir, None, &rendering, &decoder)?;
     let made_for = decoder.config().max_position_embeddings;
     let vocab_size = decoder.config().vocab_size;
     let context = asked.max_model_len.map_or(made_for, |len| len as usize);
@@ -48,7 +49,7 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
     let stop = signals::listen().map_err(Failure::run)?;
     let deps = Deps {
         policy: Arc::new(EnginePolicy { engine: engine.handle(), snapshots: Snapshots::default(), decode }),
-        renderer: Arc::new(ModelRenderer::new(renderer)),
+        renderer: Arc::new(ModelRenderer::new(renderer, &rendering)),
         trainer: Arc::new(NoTraining),
         observer: seen.clone(),
         train: vec![TrainDeps { env: env.clone(), algorithm: Arc::new(NoTraining), source: None, reference: None }],

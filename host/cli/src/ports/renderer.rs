@@ -10,13 +10,15 @@ pub struct ModelRenderer {
     pub inner: Arc<prl_render::Renderer>,
     /// Its stop tokens.
     pub stops: Arc<[TokenId]>,
+    /// Whether every turn is rendered anew, as the template has it, instead of extending what the model saw.
+    pub anew: bool,
 }
 
 impl ModelRenderer {
-    /// Wraps `inner`.
-    pub fn new(inner: Arc<prl_render::Renderer>) -> Self {
+    /// Wraps `inner`, which was made for this configuration.
+    pub fn new(inner: Arc<prl_render::Renderer>, config: &prl_config::Renderer) -> Self {
         let stops = inner.stop_token_ids().into();
-        ModelRenderer { inner, stops }
+        ModelRenderer { inner, stops, anew: config.preserve_all_thinking == Some(false) }
     }
 }
 
@@ -30,7 +32,11 @@ impl Renderer for ModelRenderer {
     }
 
     fn bridge(&self, previous: &[TokenId], replies: &[Message], _: &[ToolDef]) -> Result<Option<Rendered>, String> {
-        Ok(self.inner.bridge_to_next_turn(previous, replies).map(rendered))
+        if self.anew {
+            return Ok(None);
+        }
+        let bridge = self.inner.bridge_to_next_turn(previous, replies).map_err(|e| e.to_string())?;
+        Ok(bridge.map(rendered))
     }
 
     fn answer(

@@ -8,7 +8,7 @@ use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
 use prl_model::Decoder;
 use prl_orchestrator::derive;
-use prl_render::{Conversation, LossMask, Renderer, read_conversations, read_messages};
+use prl_render::{Conversation, LossMask, Renderer, check_share, read_conversations, read_messages};
 use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
 use prl_types::{Message, Role};
 use std::cell::OnceCell;
@@ -49,7 +49,8 @@ impl<'a> Texts<'a> {
             Some(name) if *name != config.model.name => assets::model_dir(self.loaded, "tokenizer.name", name)?,
             _ => self.model_dir.to_path_buf(),
         };
-        let renderer = assets::renderer(&folder, config.tokenizer.chat_template.clone(), self.decoder)?;
+        let template = config.tokenizer.chat_template.clone();
+        let renderer = assets::renderer(&folder, template, &config.renderer, self.decoder)?;
         Ok(self.renderer.get_or_init(|| renderer))
     }
 }
@@ -71,8 +72,20 @@ pub struct EnvTasks {
 const PLACE: &str = "{demonstration}";
 
 impl EnvTasks {
-    /// The document of task `index`.
+    /// The one document of task `index`.
     fn document(&self, index: u64) -> Result<Document, String> {
+        let Conversation { messages, tools } = self.conversation(index)?;
+        let sample = self.renderer.training_sample(&messages, &tools, self.loss).map_err(|e| e.to_string())?;
+        Ok(Document { ids: sample.ids, mask: sample.mask })
+    }
+
+    /// All documents of task `index`.
+    fn documents(&self, index: u64) -> Result<Vec<Document>, String> {
+        documents(&self.renderer, &self.conversation(index)?, self.loss)
+    }
+
+    /// The demonstration of task `index`.
+    fn conversation(&self, index: u64) -> Result<Conversation, String> {
         let task = self.runtime.block_on(self.pool.task(&self.split, index, self.seed)).map_err(|e| e.to_string())?;
         let (key, name) = (&task.key, &self.demonstration);
         let answer = task.payload.get(name).filter(|answer| !answer.is_null());
@@ -87,13 +100,15 @@ impl EnvTasks {
         }
         let turns = read_messages(answer, Role::Assistant).map_err(|e| format!("`{name}` of task {key}: {e}"))?;
         messages.extend(turns);
-        document(&self.renderer, &Conversation { messages, tools: task.tools }, self.loss)
+        Ok(Conversation { messages, tools: task.tools })
     }
 }
 
-fn document(renderer: &Renderer, conversation: &Conversation, loss: LossMask) -> Result<Document, String> {
-    let sample = renderer.training_sample(&conversation.messages, &conversation.tools, loss);
-    sample.map(|s| Document { ids: s.ids, mask: s.mask }).map_err(|e| e.to_string())
+/// One, or one for each turn where the template changes earlier ones.
+fn documents(renderer: &Renderer, conversation: &Conversation, loss: LossMask) -> Result<Vec<Document>, String> {
+    let samples = renderer.training_samples(&conversation.messages, &conversation.tools, loss);
+    let samples = samples.map_err(|e| e.to_string())?.into_iter();
+    Ok(samples.map(|s| Document { ids: s.ids, mask: s.mask }).collect())
 }
 
 /// Some token must be predicted, and from a token before it: documents are cut to rows.
@@ -121,13 +136,21 @@ impl Data {
                 let (renderer, loss) = (texts.renderer()?, loss_of(&files.loss_mask));
                 let path = loaded.path_of(&format!("{key}.name"), &files.name);
                 let rows = read_conversations(&path).map_err(input(format!("`{key}.name`")))?;
-                for (at, reason) in &rows.skipped {
+                let (mut documents, mut skipped) = (Vec::new(), rows.skipped);
+                let mut good = 0;
+                for (at, conversation) in rows.conversations {
+                    match self::documents(renderer, &conversation, loss) {
+                        Ok(samples) => {
+                            good += 1;
+                            documents.extend(samples);
+                        }
+                        Err(reason) => skipped.push((at, reason)),
+                    }
+                }
+                for (at, reason) in &skipped {
                     tracing::warn!(target: "prl_trainer", "{at}: row skipped: {reason}");
                 }
-                let mut documents = Vec::new();
-                for (at, conversation) in &rows.conversations {
-                    documents.push(document(renderer, conversation, loss).map_err(input(at))?);
-                }
+                check_share(&path, good, &skipped).map_err(input(format!("`{key}.name`")))?;
                 trainable(&documents, data.seq_len(), &format!("{key}.name"))?;
                 Ok(Data::All(documents))
             }
@@ -168,8 +191,8 @@ impl Data {
                 let failed = || input(format!("`{key}`: environment `{name}`"));
                 match len {
                     Some(len) => {
-                        let documents = (0..len).map(|i| tasks.document(i)).collect::<Result<Vec<_>, _>>();
-                        let documents = documents.map_err(failed())?;
+                        let documents = (0..len).map(|i| tasks.documents(i)).collect::<Result<Vec<_>, _>>();
+                        let documents = documents.map_err(failed())?.concat();
                         trainable(&documents, data.seq_len(), key)?;
                         Ok(Data::All(documents))
                     }

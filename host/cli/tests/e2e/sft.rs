@@ -117,6 +117,61 @@ fn bad_data_is_refused() {
 }
 
 #[test]
+fn rows_that_cannot_be_rendered_are_skipped_and_too_many_stop() {
+    let scratch = Scratch::new();
+    let good = "{\"prompt\": \"hi\", \"completion\": \"there\"}\n";
+    let bad = "{\"prompt\": \"hi\", \"completion\": [{\"role\": \"assistant\", \"content\": \"there\", \
+               \"reasoning_content\": \"why\"}]}\n";
+    let done = scratch.prl(&format!("sft @ {}", on_file(&scratch, "few", &(good.repeat(19) + bad)))).ok();
+    let why = "few.jsonl:20: row skipped: the format chatml has no place for what message 1 has: reasoning";
+    assert!(done.to_string().contains(why), "{done}");
+    let done = scratch.prl(&format!("sft @ {}", on_file(&scratch, "many", &(good.repeat(3) + bad))));
+    assert_eq!(done.code, Some(2), "{done}");
+    assert!(done.stderr.contains("`data.name`") && done.stderr.contains("1 of 4 rows are unusable"), "{done}");
+    assert!(done.stderr.contains("many.jsonl:4: the format chatml"), "{done}");
+}
+
+/// Templates that strip the reasoning of earlier turns are no obstacle, whoever renders.
+#[test]
+fn the_reasoning_of_every_turn_is_learnt() {
+    let scratch = Scratch::new();
+    let turn = |text: &str| {
+        format!(
+            "{{\"role\": \"user\", \"content\": \"q\"}}, {{\"role\": \"assistant\", \"content\": \"{text}\", \
+             \"reasoning_content\": \"why {text}\"}}"
+        )
+    };
+    let row = format!("{{\"messages\": [{}, {}, {}]}}\n", turn("a"), turn("b"), turn("c"));
+    let toml = on_file(&scratch, "data", &row.repeat(4));
+    let template = repo().join("host/render/tests/templates/thinking.jinja");
+    let run = |name: &str, words: &str| {
+        let words = format!("sft @ {toml} --data.seq-len 256 --tokenizer.chat-template {} {words}", template.display());
+        scratch.prl(&format!("{words} --output-dir {name} --renderer.name {name}"))
+    };
+    for name in ["auto", "qwen3"] {
+        run(name, "").ok();
+    }
+    assert_eq!(scratch.run("auto").series("loss/mean"), scratch.run("qwen3").series("loss/mean"));
+    run("default", "").ok();
+    for (name, words, why) in [
+        ("llama3", "", "the tokenizer has no special token <|start_header_id|>. Choose another `renderer.name`"),
+        ("chatml", "--renderer.enable-thinking false", "`renderer.enable_thinking` has no meaning for \"chatml\""),
+        (
+            "qwen3",
+            "--renderer.preserve-all-thinking false",
+            "`renderer.preserve_all_thinking = false` is not supported",
+        ),
+        ("qwen3", "--renderer.enable-thinking false", "reasoning while `enable_thinking` is false"),
+        ("qwen3", "--renderer.tool-parser hermit", "tool_parser"),
+        ("gpt-oss", "", "prl does not support it yet"),
+    ] {
+        let done = run(name, &format!("{words} --clean-output-dir"));
+        assert_eq!(done.code, Some(2), "{done}");
+        assert!(done.stderr.contains(why), "{done}");
+    }
+}
+
+#[test]
 fn a_checkpoint_of_rl_is_not_gone_on_from() {
     let scratch = Scratch::new();
     scratch.rl("out", "--max-steps 1 --ckpt").ok();

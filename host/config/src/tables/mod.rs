@@ -21,7 +21,8 @@ pub use environment::{
 pub use inference::{InferenceConfig, InferenceModel, InferenceRun, ServedModel, Server};
 pub use orchestrator::{
     Algo, AlgoSampling, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorLog,
-    OrchestratorModel, Renderer, RendererName, RepetitionFilter, TrainConfig, ZeroAdvantageFilter,
+    OrchestratorModel, ReasoningParser, Renderer, RendererName, RepetitionFilter, ToolParser, TrainConfig,
+    ZeroAdvantageFilter,
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
 pub use services::{FrozenModel, Grant, LlmRole, PolicyClient};

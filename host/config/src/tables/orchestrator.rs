@@ -88,15 +88,45 @@ section! {
 choice! {
     /// How messages become tokens.
     pub enum RendererName {
-        /// What fits the model.
+        /// The format below that is the model's own chat template but for what later turns do to earlier ones, else "default".
         "auto" => Auto,
         /// The model's own chat template.
         "default" => Default,
+        /// Qwen3's format, with the reasoning of all turns.
+        "qwen3" => Qwen3,
+        /// Qwen2.5's format.
+        "qwen2.5" => Qwen25,
+        /// The format of Llama 3 to 3.3.
+        "llama3" => Llama3,
+        /// ChatML.
+        "chatml" => ChatMl,
     }
     unsupported [
-        "qwen3", "qwen3_vl", "qwen3.5", "qwen3.6", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2", "deepseek-v3", "kimi-k2",
-        "kimi-k2.5", "nemotron-3", "gpt-oss",
+        "qwen3_vl", "qwen3.5", "qwen3.6", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2", "deepseek-v3", "kimi-k2", "kimi-k2.5",
+        "nemotron-3", "gpt-oss",
     ]
+}
+
+choice! {
+    /// How a model writes tool calls.
+    pub enum ToolParser {
+        /// JSON in `<tool_call>`.
+        "hermes" => Hermes,
+        /// A turn of bare JSON, or behind `<|python_tag|>`.
+        "llama3_json" => Llama3,
+        /// There are none: all is text.
+        "none" => None,
+    }
+}
+
+choice! {
+    /// How a model writes reasoning.
+    pub enum ReasoningParser {
+        /// In `<think>`.
+        "think" => Think,
+        /// There is none: all is text.
+        "none" => None,
+    }
 }
 
 section! {
@@ -104,11 +134,17 @@ section! {
     pub struct Renderer {
         /// Which renderer.
         name: RendererName = RendererName::Auto;
+        /// Whether the model may think; none leaves it to the model's template, and means yes for "qwen3".
+        enable_thinking: Option<bool> = None;
+        /// Whether the model goes on seeing the reasoning of earlier turns. Formats keep it, as "default" does where it can; false
+        /// makes "default" render every turn anew, which is a sample of its own.
+        preserve_all_thinking: Option<bool> = None;
+        /// How the model writes tool calls; none means that it is found out.
+        tool_parser: Option<ToolParser> = None;
+        /// How the model writes reasoning; none means that it is found out.
+        reasoning_parser: Option<ReasoningParser> = None;
     }
-    unsupported [
-        "tool_parser", "reasoning_parser", "preserve_all_thinking", "preserve_thinking_between_tool_calls",
-        "synthesize_close_on_truncation", "enable_thinking",
-    ]
+    unsupported ["preserve_thinking_between_tool_calls", "synthesize_close_on_truncation"]
 }
 
 section! {

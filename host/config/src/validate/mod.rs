@@ -13,7 +13,7 @@ pub(crate) use sft::sft;
 pub(crate) use trainer::trainer;
 
 use crate::loaded::Validator;
-use crate::tables::{AcMode, Optim, Scheduler, TrainerModel};
+use crate::tables::{AcMode, Optim, Renderer, RendererName, Scheduler, TrainerModel};
 
 /// Selective recomputation must recompute something. `prefix` is `trainer.` or empty.
 fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
@@ -75,4 +75,29 @@ fn fresh(ckpt: Option<&crate::TrainerCkpt>, section: &str, v: &mut Validator<'_>
         let (key, step) = (format!("{section}.allow_fresh"), format!("{section}.resume_step"));
         v.fail(&[&key, &step], format!("`{key}` needs `{step} = -1`: it says what to do where there is no checkpoint"));
     }
+}
+
+/// What a renderer cannot do.
+fn renderer(renderer: &Renderer, section: &str, v: &mut Validator<'_>) {
+    let Renderer { name, enable_thinking, preserve_all_thinking, .. } = renderer;
+    let (own, key) = (name.as_str(), format!("{section}.enable_thinking"));
+    if enable_thinking.is_some() && matches!(name, RendererName::Qwen25 | RendererName::Llama3 | RendererName::ChatMl) {
+        v.fail(&[&key], format!("`{key}` has no meaning for \"{own}\": its models cannot be told whether to think"));
+    }
+    let key = format!("{section}.preserve_all_thinking");
+    let message = match (preserve_all_thinking, name) {
+        (None, _) | (Some(false), RendererName::Default) => return,
+        (Some(_), RendererName::Auto) => {
+            format!("`{key}` needs a renderer by name: which one \"auto\" is depends on the model")
+        }
+        (Some(true), RendererName::Default) => {
+            format!("`{key} = true` is not in the hands of \"default\": the template decides; choose a format by name")
+        }
+        (Some(false), _) => format!(
+            "`{key} = false` is not supported by \"{own}\", which keeps what the model saw; \"default\" can \
+             do what the template does"
+        ),
+        (Some(true), _) => return,
+    };
+    v.fail(&[&key], message);
 }

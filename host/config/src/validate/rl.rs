@@ -1,6 +1,6 @@
 //! Rules of `prl rl`.
 
-use super::{clean_or_resume, fresh, model, optim, scheduler};
+use super::{clean_or_resume, fresh, model, optim, renderer, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
 use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
@@ -22,6 +22,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     lone_rollouts(orchestrator, v);
     outside(orchestrator, v);
     environments(orchestrator, v);
+    renderer(&orchestrator.renderer, "orchestrator.renderer", v);
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
     model(&config.trainer.model, "trainer.", v);

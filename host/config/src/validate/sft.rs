@@ -1,6 +1,6 @@
 //! Rules of `prl sft`.
 
-use super::{clean_or_resume, fresh, model, optim, scheduler};
+use super::{clean_or_resume, fresh, model, optim, renderer, scheduler};
 use crate::loaded::Validator;
 use crate::tables::{SftConfig, SftData};
 
@@ -15,6 +15,7 @@ pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
             v.fail(&["val.data.type"], message);
         }
     }
+    renderer(&config.renderer, "renderer", v);
     model(&config.model, "", v);
     optim(&config.optim, "", v);
     scheduler(&config.scheduler, config.max_steps, "", v);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Special tokens, in id order after the 256 bytes and the merges.
-pub const ADDED: [(&str, bool); 8] = [
+pub const ADDED: [(&str, bool); 14] = [
     ("<|bos|>", true),
     ("<|im_start|>", true),
     ("<|im_end|>", true),
@@ -13,6 +13,12 @@ pub const ADDED: [(&str, bool); 8] = [
     ("<|sep|>", true),
     ("<think>", false),
     ("</think>", false),
+    ("<|begin_of_text|>", true),
+    ("<|start_header_id|>", true),
+    ("<|end_header_id|>", true),
+    ("<|eot_id|>", true),
+    ("<|eom_id|>", true),
+    ("<|python_tag|>", true),
 ];
 
 /// Path of a test template.

@@ -1,18 +1,24 @@
-//! Reads an assistant turn, whole or as it arrives: reasoning, text, tool calls. Owns the `<think>` and `<tool_call>` conventions; a malformed
-//! tool call is kept as written, so that the environment can answer it.
+//! Reads an assistant turn, whole or as it arrives: reasoning, text, tool calls. Owns the `<think>` convention and where a
+//! turn's calls begin and end; what is in a call is read in `calls`.
 
+mod calls;
+
+pub use calls::Calls;
+use calls::{CLOSE_CALL, OPEN_CALL, PYTHON_TAG};
 use prl_types::{Message, Role, ToolCall};
-use serde::de::IgnoredAny;
-use serde_json::Value;
-use std::collections::BTreeMap;
-
-/// Tokens that mark structure; they are read even where the tokenizer calls them special.
-pub(crate) const MARKERS: [&str; 4] = [OPEN_THINK, CLOSE_THINK, OPEN_CALL, CLOSE_CALL];
 
 pub(crate) const OPEN_THINK: &str = "<think>";
 pub(crate) const CLOSE_THINK: &str = "</think>";
-const OPEN_CALL: &str = "<tool_call>";
-const CLOSE_CALL: &str = "</tool_call>";
+
+/// Whether a token marks structure; such tokens are read even where the tokenizer calls them special.
+pub(crate) fn is_marker(token: &str, calls: Calls) -> bool {
+    let think = [OPEN_THINK, CLOSE_THINK].contains(&token);
+    think
+        || match calls {
+            Calls::Llama3 => token == PYTHON_TAG,
+            Calls::Hermes | Calls::None => [OPEN_CALL, CLOSE_CALL].contains(&token),
+        }
+}
 
 /// What a model's template says about reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +32,8 @@ pub enum Thinking {
 }
 
 /// Splits the text of one turn, stop token already removed.
-pub(crate) fn parse(text: &str, thinking: Thinking) -> Message {
-    let mut stream = TurnStream::new(thinking, true);
+pub(crate) fn parse(text: &str, thinking: Thinking, calls: Calls) -> Message {
+    let mut stream = TurnStream::new(thinking, calls);
     let first = stream.push(text);
     let last = stream.finish();
     let mut message = Message::text(Role::Assistant, first.content + &last.content);
@@ -52,8 +58,8 @@ pub struct TurnDelta {
 #[derive(Clone, Debug)]
 pub struct TurnStream {
     thinking: Thinking,
-    /// Whether calls are looked for.
-    calls: bool,
+    /// Which calls are looked for.
+    calls: Calls,
     at: At,
     /// Text that may still turn out to be structure, or white space at an edge.
     held: String,
@@ -72,11 +78,15 @@ enum At {
     Reasoned,
     Content,
     Call,
+    /// Within a turn that may be calls as a whole.
+    Whole,
+    /// In text that cannot turn into a call any more.
+    Text,
 }
 
 impl TurnStream {
-    /// At the start of a turn. Without `calls`, what would be one is text.
-    pub fn new(thinking: Thinking, calls: bool) -> Self {
+    /// At the start of a turn. What would be a call of another kind than `calls` is text.
+    pub fn new(thinking: Thinking, calls: Calls) -> Self {
         let at = if thinking == Thinking::Unknown { At::Content } else { At::Start };
         TurnStream { thinking, calls, at, held: String::new(), space: String::new(), given: false, count: 0 }
     }
@@ -98,9 +108,15 @@ impl TurnStream {
             (At::Start, _) => delta.content.push_str(&held),
             (At::Reasoning, _) => delta.reasoning.push_str(held.trim_end_matches('\n')),
             (At::Reasoned, _) => {}
+            (At::Whole, _) => {
+                let (calls, text) = calls::bare(&held);
+                delta.tool_calls.extend(calls);
+                delta.content.push_str(text);
+            }
+            (At::Text, _) => delta.content.push_str(&held),
             (At::Content, _) if self.count == 0 => delta.content.push_str(&held),
             (At::Content, _) => delta.content.push_str(self.edge(held.trim_end())),
-            (At::Call, _) => delta.tool_calls.push(call(held.trim(), self.count)),
+            (At::Call, _) => delta.tool_calls.push(calls::block(held.trim(), self.count)),
         }
         delta
     }
@@ -144,11 +160,22 @@ impl TurnStream {
                 }
                 more
             }
-            At::Content if !self.calls => {
+            At::Content if self.calls == Calls::Llama3 => {
+                let begin = self.held.trim_start();
+                if begin.is_empty() || (begin.len() < PYTHON_TAG.len() && PYTHON_TAG.starts_with(begin)) {
+                    return false;
+                }
+                let call = begin.starts_with('{') || begin.starts_with(PYTHON_TAG);
+                self.at = if call { At::Whole } else { At::Text };
+                true
+            }
+            At::Whole => false,
+            At::Content | At::Text if self.calls != Calls::Hermes => {
                 delta.content.push_str(&self.held);
                 self.held.clear();
                 false
             }
+            At::Text => false,
             At::Content => {
                 if let Some((before, rest)) = self.held.split_once(OPEN_CALL) {
                     // White space stays held: whether it is an edge shows later.
@@ -169,7 +196,7 @@ impl TurnStream {
             }
             At::Call => match self.held.split_once(CLOSE_CALL) {
                 Some((block, rest)) => {
-                    delta.tool_calls.push(call(block.trim(), self.count));
+                    delta.tool_calls.push(calls::block(block.trim(), self.count));
                     self.count += 1;
                     self.held = std::mem::take(&mut self.space) + rest;
                     self.at = At::Content;
@@ -191,58 +218,14 @@ fn begun(text: &str, mark: &str) -> usize {
     (1..mark.len()).rev().find(|n| text.ends_with(&mark[..*n])).unwrap_or(0)
 }
 
-/// One block. A well-formed one is `{"name": .., "arguments": ..}`; anything else gives the name if it can be read and
-/// the whole block as the arguments.
-fn call(block: &str, index: usize) -> ToolCall {
-    let id = format!("call_{index}");
-    let fields = fields(block);
-    let name = fields.as_ref().and_then(|f| serde_json::from_str::<String>(f.get("name")?).ok());
-    let arguments = match &fields {
-        Some(fields) if name.is_some() => match fields.get("arguments") {
-            // Some models write the object as a JSON string.
-            Some(raw) => serde_json::from_str::<String>(raw).unwrap_or_else(|_| raw.to_string()),
-            None => "{}".to_string(),
-        },
-        _ => block.to_string(),
-    };
-    ToolCall { id, name: name.or_else(|| name_in_broken(block)).unwrap_or_default(), arguments }
-}
-
-/// The fields of a JSON object as they were written; `None` if it is not exactly one valid object.
-fn fields(block: &str) -> Option<BTreeMap<String, &str>> {
-    serde_json::from_str::<Value>(block).ok()?.as_object()?;
-    let mut rest = block.trim_start().strip_prefix('{')?.trim_start();
-    let mut out = BTreeMap::new();
-    while !rest.starts_with('}') {
-        let (key, after) = value::<String>(rest)?;
-        let after = after.trim_start().strip_prefix(':')?.trim_start();
-        let (_, next) = value::<IgnoredAny>(after)?;
-        out.insert(key, after[..after.len() - next.len()].trim_end());
-        let next = next.trim_start();
-        rest = next.strip_prefix(',').unwrap_or(next).trim_start();
-    }
-    Some(out)
-}
-
-/// Reads one JSON value from the front of `text`; gives it and what follows.
-fn value<'a, T: serde::Deserialize<'a>>(text: &'a str) -> Option<(T, &'a str)> {
-    let mut stream = serde_json::Deserializer::from_str(text).into_iter::<T>();
-    let value = stream.next()?.ok()?;
-    Some((value, &text[stream.byte_offset()..]))
-}
-
-/// The name in a block that is cut off or otherwise no JSON: the string after the first `"name":`.
-fn name_in_broken(block: &str) -> Option<String> {
-    let (_, after) = block.split_once("\"name\"")?;
-    let after = after.trim_start().strip_prefix(':')?.trim_start();
-    after.strip_prefix('"')?;
-    value::<String>(after).map(|(name, _)| name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn parse(text: &str, thinking: Thinking) -> Message {
+        super::parse(text, thinking, Calls::Hermes)
+    }
 
     #[test]
     fn reasoning_is_split_only_where_the_template_knows_it() {
@@ -302,6 +285,11 @@ mod tests {
             "<tool_call>",
             "</tool_call>",
             "{\"name\": \"f\"}",
+            "{\"name\": \"f\", \"parameters\": {}}",
+            "<|python_tag|>",
+            "<|py",
+            "{",
+            "; ",
             "\n",
             " ",
             "a",
@@ -324,16 +312,19 @@ mod tests {
             ends.retain(|at| text.is_char_boundary(*at));
             ends.extend([0, text.len()]);
             ends.sort_unstable();
-            for thinking in [Thinking::Unknown, Thinking::Free, Thinking::Opened] {
-                let whole = parse(&text, thinking);
-                let mut stream = TurnStream::new(thinking, true);
+            let kinds = [Calls::Hermes, Calls::Llama3, Calls::None];
+            let thinkings = [Thinking::Unknown, Thinking::Free, Thinking::Opened];
+            for (thinking, calls) in thinkings.into_iter().flat_map(|t| kinds.map(|c| (t, c))) {
+                let whole = super::parse(&text, thinking, calls);
+                let mut stream = TurnStream::new(thinking, calls);
                 let mut deltas: Vec<TurnDelta> = ends.windows(2).map(|w| stream.push(&text[w[0]..w[1]])).collect();
                 deltas.push(stream.finish());
                 let sum = |part: &dyn Fn(&TurnDelta) -> &str| deltas.iter().map(part).collect::<String>();
                 prop_assert_eq!(sum(&|d| &d.content), whole.content.as_str());
                 prop_assert_eq!(sum(&|d| &d.reasoning), whole.reasoning.clone().unwrap_or_default());
+                prop_assert!(calls != Calls::Hermes || !whole.content.contains(OPEN_CALL));
+                prop_assert!(calls != Calls::None || whole.tool_calls.is_empty());
                 let calls: Vec<ToolCall> = deltas.into_iter().flat_map(|d| d.tool_calls).collect();
-                prop_assert!(!whole.content.contains(OPEN_CALL));
                 prop_assert_eq!(calls, whole.tool_calls);
             }
         }

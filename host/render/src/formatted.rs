@@ -1,0 +1,121 @@
+//! Rendering by a hand-written format: ids, the next turn, what a model samples. Nothing needs a proof here: a format writes
+//! every turn as the model saw it, and ids are cut where the model takes over.
+
+use crate::RenderError;
+use crate::formats::Format;
+use crate::formats::pieces::Writer;
+use crate::parse::Thinking;
+use crate::renderer::{LossMask, Open, Prompt, Rendered, TrainingSample};
+use crate::templated::With;
+use prl_types::{Message, Role, RoleSpan, TokenId, ToolDef};
+
+/// The ids of a conversation.
+pub(crate) fn render_ids(
+    format: &Format,
+    with: With,
+    messages: &[Message],
+    tools: &[ToolDef],
+    generate: bool,
+) -> Result<Rendered, RenderError> {
+    Ok(format.write(messages, tools, generate)?.encode(with.tokenizer)?.into())
+}
+
+/// The ids a model is to continue.
+pub(crate) fn prompt(
+    format: &Format,
+    with: With,
+    messages: &[Message],
+    tools: &[ToolDef],
+    open: Open,
+) -> Result<Prompt, RenderError> {
+    let mut written = format.write(messages, tools, open == Open::NextTurn)?;
+    if open == Open::LastMessage && (messages.is_empty() || !written.open_at(messages.len() - 1)) {
+        return Err(RenderError::NotContinuable { origin: format!("the format {}", format.name().as_str()) });
+    }
+    let thinking = if open == Open::NextTurn { format.thinking() } else { Thinking::Unknown };
+    Ok(Prompt { ids: written.encode(with.tokenizer)?.ids, thinking })
+}
+
+/// What follows the sampled turn at the end of `previous`.
+pub(crate) fn bridge_to_next_turn(
+    format: &Format,
+    with: With,
+    previous: &[TokenId],
+    new: &[Message],
+) -> Result<Option<Rendered>, RenderError> {
+    if new.is_empty() || new.iter().any(|m| m.role == Role::Assistant) {
+        return Ok(None);
+    }
+    let Some(last) = previous.last() else { return Ok(None) };
+    let end = |text: &&str| with.tokenizer.token_to_id(text);
+    let ends = format.ends();
+    let closed = ends.iter().filter_map(end).any(|id| id == *last);
+    if !closed && with.stops.contains(last) {
+        return Ok(None);
+    }
+    let mut rendered: Rendered = format.write_next(new)?.encode(with.tokenizer)?.into();
+    if let (false, Some(id)) = (closed, ends.first().and_then(end)) {
+        rendered.ids.insert(0, id);
+        rendered.sampled.insert(0, false);
+        rendered.spans.iter_mut().for_each(|span| span.start += 1);
+        rendered.spans.insert(0, RoleSpan { start: 0, len: 1, role: Role::Assistant, is_content: false });
+    }
+    Ok(Some(rendered))
+}
+
+/// The ids of an answer, without its end token where it was `cut` off.
+pub(crate) fn answer_ids(
+    format: &Format,
+    with: With,
+    messages: &[Message],
+    tools: &[ToolDef],
+    answer: &Message,
+    cut: bool,
+) -> Result<Vec<TokenId>, RenderError> {
+    let whole = [messages, std::slice::from_ref(answer)].concat();
+    let written = format.write(&whole, tools, false)?;
+    let encoded = written.encode(with.tokenizer)?;
+    let of_answer = |owner: &usize| {
+        let piece = &written.pieces()[*owner];
+        piece.sampled && piece.message == Some(messages.len())
+    };
+    let ids = encoded.ids.iter().zip(&encoded.owners).filter(|(_, owner)| of_answer(owner));
+    let mut ids: Vec<TokenId> = ids.map(|(id, _)| *id).collect();
+    if cut {
+        ids.pop();
+    }
+    Ok(ids)
+}
+
+/// A conversation to learn from.
+pub(crate) fn training_sample(
+    format: &Format,
+    with: With,
+    messages: &[Message],
+    tools: &[ToolDef],
+    loss: LossMask,
+) -> Result<TrainingSample, RenderError> {
+    let written = format.write(messages, tools, false)?;
+    if format.forbids_thinking() && loss.assistant {
+        refuse_thoughts(format, &written)?;
+    }
+    let encoded = written.encode(with.tokenizer)?;
+    let target = |(owner, sampled): (&usize, &bool)| {
+        let piece = &written.pieces()[*owner];
+        (loss.assistant && *sampled) || (piece.is_content && loss.trains_body(piece.role))
+    };
+    let mask = encoded.owners.iter().zip(&encoded.sampled).map(target).collect();
+    Ok(TrainingSample { ids: encoded.ids, mask })
+}
+
+/// A model that is trained to answer without thinking must not learn to think all the same.
+fn refuse_thoughts(format: &Format, written: &Writer) -> Result<(), RenderError> {
+    let thought = written.pieces().iter().find(|piece| piece.sampled && piece.text.starts_with("<think>"));
+    match thought.and_then(|piece| piece.message) {
+        Some(message) => {
+            let what = "reasoning while `enable_thinking` is false";
+            Err(RenderError::NoPlace { format: format.name().as_str(), message, what })
+        }
+        None => Ok(()),
+    }
+}
