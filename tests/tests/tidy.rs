@@ -134,7 +134,7 @@ fn crates_depend_in_one_direction() {
 }
 
 /// Public reports that tests show to be no trouble here: the address stands above the test.
-const REPORTS: [&str; 50] = [
+const REPORTS: [&str; 54] = [
     "InternLM/lmdeploy/issues/4917",
     "NVIDIA-NeMo/Gym/issues/1351",
     "NVIDIA-NeMo/Gym/issues/605",
@@ -147,6 +147,7 @@ const REPORTS: [&str; 50] = [
     "PrimeIntellect-ai/prime-rl/issues/2616",
     "PrimeIntellect-ai/prime-rl/issues/834",
     "PrimeIntellect-ai/prime-rl/pull/1084",
+    "PrimeIntellect-ai/prime-rl/pull/1491",
     "PrimeIntellect-ai/prime-rl/pull/1513",
     "PrimeIntellect-ai/prime-rl/pull/1537",
     "PrimeIntellect-ai/prime-rl/pull/1563",
@@ -160,6 +161,7 @@ const REPORTS: [&str; 50] = [
     "PrimeIntellect-ai/prime-rl/pull/1825",
     "PrimeIntellect-ai/prime-rl/pull/2360",
     "PrimeIntellect-ai/prime-rl/pull/2896",
+    "PrimeIntellect-ai/prime-rl/pull/3123",
     "PrimeIntellect-ai/prime-rl/pull/3139",
     "PrimeIntellect-ai/verifiers/issues/1982",
     "PrimeIntellect-ai/verifiers/issues/400",
@@ -170,6 +172,7 @@ const REPORTS: [&str; 50] = [
     "SJTU-DENG-Lab/LightningRL/issues/1",
     "allenai/open-instruct/issues/1473",
     "huggingface/OpenEnv/issues/1232",
+    "huggingface/lerobot/pull/4562",
     "huggingface/trl/issues/6369",
     "huggingface/trl/pull/3248",
     "huggingface/trl/pull/5773",
@@ -178,6 +181,7 @@ const REPORTS: [&str; 50] = [
     "huggingface/trl/pull/6714",
     "marin-community/marin/issues/1988",
     "radixark/miles/issues/2689",
+    "sgl-project/SpecForge/pull/659",
     "thinking-machines-lab/tinker-cookbook/pull/822",
     "unslothai/unsloth-zoo/pull/1262",
     "unslothai/unsloth-zoo/pull/1286",

@@ -180,6 +180,63 @@ fn a_run_leaves_out_what_it_is_told_to() {
     assert_eq!(rates(&less)[4], 3e-4, "the schedule goes on from where it began");
 }
 
+/// Whether a run died before or after the evaluation of the step that is gone on from, it is on record once.
+///
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1491
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/3123
+#[test]
+fn every_evaluation_is_made_once_over_resumes() {
+    let scratch = Scratch::new();
+    let evaluated = |run: &Run| -> Vec<u64> {
+        let rows = run.metrics().into_iter().filter(|row| row.contains_key("eval/reverse-text/policy_version"));
+        rows.map(|row| row["step"].as_u64().unwrap()).collect()
+    };
+    let lines = |run: &Run, step: u64| rows(&run.path(&format!("rollouts/step_{step}/eval/all/traces.jsonl"))).len();
+    for (interval, steps) in [(1, vec![0, 1, 2, 3, 4]), (2, vec![0, 2, 4]), (3, vec![0, 3, 4])] {
+        let words = format!("--max-steps 4 --ckpt.interval 1 --orchestrator.eval.interval {interval}");
+        let fresh = format!("fresh_{interval}");
+        scratch.rl(&fresh, &words).ok();
+        assert_eq!(evaluated(&scratch.run(&fresh)), steps, "every {interval}");
+        for from in [1, 2, 3] {
+            for before in [true, false] {
+                let name = format!("{fresh}_{from}_{before}");
+                copy_all(&scratch.path(&fresh), &scratch.path(&name));
+                let run = scratch.run(&name);
+                if before {
+                    // Its rollouts were written, and the line about them was not.
+                    let text = std::fs::read_to_string(run.path("metrics.jsonl")).unwrap();
+                    let of_step = format!("{{\"step\":{from},\"eval/");
+                    let kept = text.split_inclusive('\n').filter(|line| !line.starts_with(&of_step));
+                    std::fs::write(run.path("metrics.jsonl"), kept.collect::<String>()).unwrap();
+                }
+                scratch.rl(&name, &format!("{words} --ckpt.resume-step {from}")).ok();
+                assert_eq!(evaluated(&run), steps, "every {interval}, from {from}, before {before}");
+                assert!(steps.iter().all(|step| lines(&run, *step) == 8), "every {interval}, from {from}");
+                std::fs::remove_dir_all(scratch.path(&name)).unwrap();
+            }
+        }
+    }
+}
+
+/// https://github.com/PrimeIntellect-ai/prime-rl/pull/1537
+#[test]
+fn what_is_kept_is_counted_from_what_is_there() {
+    let scratch = Scratch::new();
+    let words = "--no-orchestrator.eval --ckpt.interval 1";
+    scratch.rl("out", &format!("--max-steps 6 {words}")).ok();
+    for (last, left) in [(5, ["step_4", "step_5"]), (6, ["step_5", "step_6"])] {
+        let words = format!("--max-steps {last} {words} --ckpt.resume-step {} --ckpt.keep-last 2", last - 1);
+        scratch.rl("out", &words).ok();
+        for folder in ["checkpoints", "weights"] {
+            let there = files(&scratch.path(&format!("out/{folder}")));
+            let there = there.keys().filter(|name| name.ends_with('/') && name.matches('/').count() == 1);
+            assert_eq!(there.map(|name| name.trim_end_matches('/')).collect::<Vec<_>>(), left, "{folder}");
+        }
+    }
+    scratch.run("out").has("orphaned/checkpoints/step_5/manifest.json");
+    scratch.run("out").has("orphaned/checkpoints/step_6/manifest.json");
+}
+
 #[test]
 fn what_cannot_be_resumed_is_refused_untouched() {
     let scratch = Scratch::new();
@@ -238,6 +295,8 @@ fn copy_all(from: &Path, to: &Path) {
 }
 
 /// Files may not be longer than the weights are: what a full disk does to a checkpoint and not to metrics.
+/// https://github.com/huggingface/lerobot/pull/4562
+/// https://github.com/sgl-project/SpecForge/pull/659
 #[test]
 fn a_disk_that_is_full_costs_the_checkpoint_and_not_the_run() {
     let scratch = Scratch::new();
