@@ -15,6 +15,7 @@ import time
 
 prl, toml, scratch, kills, *words = sys.argv[1:]
 scratch, kills = pathlib.Path(scratch), int(kills)
+scratch.mkdir(parents=True, exist_ok=True)
 random.seed(0)
 base = [prl, "rl", "@", toml, "--ckpt.interval", "1", *words]
 # What depends on a clock or on the disk.

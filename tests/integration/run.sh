@@ -43,6 +43,10 @@ cc -O2 -fPIC -shared -I "$root/sdk/abi/include" "$root/plugins/c/cispo.c" -o "$o
 "$py" "$here/distill.py" "$prl" "$root/examples/reverse_text" "$out/distill"
 "$py" "$here/echo.py" "$prl" "$root/examples/tool_use" "$out/echo"
 
+# Killed at random moments and gone on with.
+"$py" "$here/kill.py" "$prl" "$root/examples/reverse_text/rl.toml" "$out/kill" 10 --max-steps 8 --orchestrator.batch-size 16 \
+    --orchestrator.group-size 4 --orchestrator.eval.interval 3 --orchestrator.eval.num-examples 8
+
 # The server: OpenAI's client, guided output, transformers and PEFT beside it, and many callers at once while weights change.
 tiny="$root/examples/reverse_text/model"
 "$py" "$here/openai_client.py" "$prl" "$tiny"

@@ -102,6 +102,7 @@ fn crates_depend_in_one_direction() {
     let rules: &[(&str, &[&str])] = &[
         ("prl-types", &[]),
         ("prl-config", &[]),
+        ("prl-data", &[]),
         ("prl-kernels", &[]),
         ("prl-model", &["prl-kernels", "prl-types"]),
         ("prl-render", &["prl-types"]),

@@ -5,7 +5,7 @@
 //! and without, its texts and ids, closed and open, and the loss mask; or why there is none.
 
 use prl_render::{
-    Choice, Conversation, FormatName, LossMask, RenderError, Renderer, RendererOptions, read_conversations,
+    Choice, Conversation, FormatName, LossMask, RenderError, Renderer, RendererOptions, read_conversation,
 };
 use prl_types::ToolDef;
 use serde::Deserialize;
@@ -33,15 +33,17 @@ struct Asked {
 fn main() -> Result<(), Box<dyn Error>> {
     let [job, out] = std::env::args().skip(1).collect::<Vec<_>>().try_into().map_err(|_| "usage: render JOB OUT")?;
     let job: Job = serde_json::from_str(&std::fs::read_to_string(job)?)?;
-    let rows = read_conversations(&job.conversations)?;
-    if let Some((at, reason)) = rows.skipped.first() {
-        return Err(format!("{at}: {reason}").into());
+    let mut conversations = Vec::new();
+    for row in prl_data::rows(&job.conversations)? {
+        let row = row?;
+        let read = row.value.and_then(|value| read_conversation(&value));
+        conversations.push(read.map_err(|reason| format!("{}: {reason}", row.place))?);
     }
     let mut all = Vec::new();
     for asked in job.renderers {
         all.push(match renderer(&job.folder, &asked)? {
             Ok(renderer) => {
-                let rendered = rows.conversations.iter().map(|(_, conversation)| rendered(&renderer, conversation));
+                let rendered = conversations.iter().map(|conversation| rendered(&renderer, conversation));
                 let format = renderer.format().map(FormatName::as_str);
                 json!({"format": format, "conversations": rendered.collect::<Value>()})
             }

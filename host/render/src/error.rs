@@ -29,14 +29,6 @@ pub enum RenderError {
         /// The tokenizer library's reason.
         reason: String,
     },
-    /// Training data that cannot be used.
-    #[error("cannot use {} as training data: {reason}", path.display())]
-    Data {
-        /// The file or folder.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
     /// No chat template anywhere.
     #[error(
         "no chat template in {}: looked for chat_template.jinja, and for `chat_template` in tokenizer_config.json. \

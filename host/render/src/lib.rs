@@ -22,5 +22,5 @@ pub use error::RenderError;
 pub use formats::FormatName;
 pub use parse::{Calls, Thinking, TurnDelta, TurnStream};
 pub use renderer::{Choice, LossMask, Open, Prompt, Rendered, Renderer, RendererOptions, TrainingSample};
-pub use rows::{Conversation, Rows, check_share, read_conversations, read_messages};
+pub use rows::{Conversation, read_conversation, read_messages};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -1,13 +1,8 @@
-//! Training conversations in JSON-lines files. Owns the accepted row layouts and what happens to bad rows; must not know
-//! tokens.
+//! Rows of training data as conversations. Owns the accepted layouts; must not know where rows come from, nor tokens.
 
-use crate::{RenderError, pyjson};
+use crate::pyjson;
 use prl_types::{Message, Role, ToolCall, ToolDef};
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
-
-/// Bad rows above this share of a file stop the load: the file is then not what the user thinks it is.
-const MAX_BAD_SHARE: f64 = 0.1;
 
 /// One conversation to learn from.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,71 +13,13 @@ pub struct Conversation {
     pub tools: Vec<ToolDef>,
 }
 
-/// The rows of one or more files, each with its place (`file:line`).
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rows {
-    /// Good rows in order.
-    pub conversations: Vec<(String, Conversation)>,
-    /// Bad rows and what is wrong with them.
-    pub skipped: Vec<(String, String)>,
-}
-
-/// Reads a `.jsonl` file, or all of a folder in the order of their names. A row has `messages`, or `prompt` and
-/// `completion` (each a text or a list of messages), and may have `tools` or `tool_defs` (a list, or one as JSON text).
+/// A row of training data as a conversation. It has `messages`, or `prompt` and `completion` (each a text or a list of
+/// messages), and may have `tools` or `tool_defs` (a list, or one as JSON text). What is null is taken for absent, except
+/// inside the arguments of calls.
 ///
 /// # Errors
-/// A path that cannot be read, a folder without `.jsonl` files, no good row, or more than a tenth of bad ones.
-pub fn read_conversations(path: &Path) -> Result<Rows, RenderError> {
-    let mut rows = Rows::default();
-    for file in files(path)? {
-        let text = std::fs::read_to_string(&file).map_err(|e| data(&file, e))?;
-        for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let at = format!("{}:{}", file.display(), number + 1);
-            match serde_json::from_str(line).map_err(|e| e.to_string()).and_then(|row| conversation(&row)) {
-                Ok(conversation) => rows.conversations.push((at, conversation)),
-                Err(reason) => rows.skipped.push((at, reason)),
-            }
-        }
-    }
-    check_share(path, rows.conversations.len(), &rows.skipped)?;
-    Ok(rows)
-}
-
-/// Whether data with so many good rows, and these that are `skipped` (place and reason), can be what its user thinks it is.
-///
-/// # Errors
-/// No good row, or more than a tenth of bad ones.
-pub fn check_share(path: &Path, good: usize, skipped: &[(String, String)]) -> Result<(), RenderError> {
-    let bad = skipped.len();
-    match skipped.first() {
-        Some((at, reason)) if bad as f64 > MAX_BAD_SHARE * (good + bad) as f64 => {
-            Err(data(path, format!("{bad} of {} rows are unusable; the first is {at}: {reason}", good + bad)))
-        }
-        _ if good == 0 => Err(data(path, "there are no rows")),
-        _ => Ok(()),
-    }
-}
-
-fn data(path: &Path, reason: impl ToString) -> RenderError {
-    RenderError::Data { path: path.to_path_buf(), reason: reason.to_string() }
-}
-
-fn files(path: &Path) -> Result<Vec<PathBuf>, RenderError> {
-    if !path.is_dir() {
-        return Ok(vec![path.to_path_buf()]);
-    }
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(|e| data(path, e))? {
-        let file = entry.map_err(|e| data(path, e))?.path();
-        if file.extension().is_some_and(|e| e == "jsonl") {
-            files.push(file);
-        }
-    }
-    files.sort();
-    if files.is_empty() { Err(data(path, "the folder has no .jsonl file")) } else { Ok(files) }
-}
-
-fn conversation(row: &Value) -> Result<Conversation, String> {
+/// What is wrong with it.
+pub fn read_conversation(row: &Value) -> Result<Conversation, String> {
     let row = row.as_object().ok_or("not a JSON object")?;
     let field = |name: &str| row.get(name).filter(|v| !v.is_null());
     let messages = match (field("messages"), field("prompt"), field("completion")) {
@@ -140,7 +77,7 @@ fn message(value: &Value) -> Result<Message, String> {
     }
     let reasoning = match text(map, "reasoning_content")? {
         Some(reasoning) => Some(reasoning),
-        None => text(map, "reasoning")?,
+        None => text(map, "reasoning")?.or(text(map, "thinking")?),
     };
     Ok(Message {
         role,
@@ -164,6 +101,27 @@ fn tool_call(value: &Value) -> Result<ToolCall, String> {
     Ok(ToolCall { id: text(map, "id")?.unwrap_or_default(), name, arguments })
 }
 
+/// A JSON Schema: an object, or one as JSON text.
+fn parameters(value: Option<&Value>) -> Result<Value, String> {
+    match value {
+        None | Some(Value::Null) => Ok(Value::Object(Map::new())),
+        Some(Value::String(text)) => serde_json::from_str(text).map_err(|e| format!("`parameters`: {e}")),
+        Some(value) => Ok(without_nulls(value)),
+    }
+}
+
+/// Tables fill what a row does not have with null.
+fn without_nulls(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(_, value)| !value.is_null());
+            Value::Object(kept.map(|(key, value)| (key.clone(), without_nulls(value))).collect())
+        }
+        Value::Array(items) => items.iter().map(without_nulls).collect(),
+        other => other.clone(),
+    }
+}
+
 fn tools(value: &Value) -> Result<Vec<ToolDef>, String> {
     let items = value.as_array().ok_or("`tools` is not a list")?;
     let tool = |item: &Value| {
@@ -172,7 +130,7 @@ fn tools(value: &Value) -> Result<Vec<ToolDef>, String> {
         Ok(ToolDef {
             name: text(map, "name")?.ok_or("a tool has no `name`")?,
             description: text(map, "description")?.unwrap_or_default(),
-            parameters: map.get("parameters").cloned().unwrap_or_else(|| Value::Object(Map::new())),
+            parameters: parameters(map.get("parameters"))?,
             strict: map.get("strict").and_then(Value::as_bool).unwrap_or_default(),
         })
     };
@@ -182,54 +140,57 @@ fn tools(value: &Value) -> Result<Vec<ToolDef>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
-    fn read(lines: &[&str]) -> Result<Rows, RenderError> {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("rows.jsonl");
-        std::fs::write(&path, lines.join("\n")).unwrap();
-        read_conversations(&path)
+    fn read(row: &str) -> Result<Conversation, String> {
+        read_conversation(&serde_json::from_str(row).unwrap())
     }
 
     #[test]
     fn layouts_agree() {
-        let rows = read(&[
+        let rows = [
             r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
             r#"{"messages": null, "prompt": "a", "completion": "b"}"#,
             r#"{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}"#,
-        ])
-        .unwrap();
-        assert_eq!(rows.conversations.len(), 3);
-        assert!(rows.conversations.iter().all(|(_, c)| *c == rows.conversations[0].1));
+        ]
+        .map(|row| read(row).unwrap());
+        assert!(rows.iter().all(|row| *row == rows[0]) && rows[0].messages.len() == 2);
     }
 
     #[test]
-    fn tools_agree_in_all_four_forms() {
+    fn tools_agree_in_all_forms() {
         let flat = r#"[{"name": "f", "description": "d", "parameters": {"type": "object"}}]"#;
         let wrapped = format!(r#"[{{"type": "function", "function": {}}}]"#, &flat[1..flat.len() - 1]);
-        let row = |key: &str, value: &str| format!(r#"{{"prompt": "a", "completion": "b", "{key}": {value}}}"#);
         let quoted = |text: &str| serde_json::to_string(text).unwrap();
-        let lines = [
+        let nulls = r#"[{"name": "f", "description": "d", "parameters": {"type": "object", "enum": null}}]"#;
+        let text = r#"[{"name": "f", "description": "d", "parameters": "{\"type\": \"object\"}"}]"#;
+        let row = |key: &str, value: &str| read(&format!(r#"{{"prompt": "a", "completion": "b", "{key}": {value}}}"#));
+        let rows = [
             row("tools", &wrapped),
             row("tools", &quoted(&wrapped)),
             row("tool_defs", flat),
             row("tool_defs", &quoted(flat)),
+            row("tools", nulls),
+            row("tools", text),
         ];
-        let rows = read(&lines.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
-        assert_eq!(rows.conversations[0].1.tools[0].name, "f");
-        assert!(rows.conversations.iter().all(|(_, c)| *c == rows.conversations[0].1));
+        let rows = rows.map(Result::unwrap);
+        assert_eq!(rows[0].tools[0].name, "f");
+        assert!(rows.iter().all(|row| *row == rows[0]), "{rows:#?}");
     }
 
     #[test]
-    fn bad_rows_are_named_and_too_many_stop() {
-        let good = r#"{"prompt": "a", "completion": "b"}"#;
-        let bad = r#"{"messages": [{"role": "user", "content": null}]}"#;
-        let mut lines = vec![good; 19];
-        lines.push(bad);
-        let rows = read(&lines).unwrap();
-        assert_eq!((rows.conversations.len(), rows.skipped.len()), (19, 1));
-        assert!(rows.skipped[0].0.ends_with("rows.jsonl:20"), "{:?}", rows.skipped);
-        let error = read(&[good, bad, "{", good]).unwrap_err().to_string();
-        assert!(error.contains("2 of 4 rows are unusable") && error.contains("rows.jsonl:2"), "{error}");
-        assert!(read(&[]).unwrap_err().to_string().contains("there are no rows"));
+    fn what_is_null_is_absent_but_in_arguments() {
+        let arguments = json!({"a": null, "b": [null]});
+        let call = json!({"id": null, "function": {"name": "f", "arguments": arguments}});
+        let row = json!({"messages": [
+            {"role": "user", "content": "a", "tool_calls": null, "thinking": null},
+            {"role": "assistant", "content": null, "tool_calls": [call], "thinking": "hm"},
+        ]});
+        let read = read_conversation(&row).unwrap();
+        assert_eq!(read.messages[1].reasoning.as_deref(), Some("hm"));
+        assert_eq!(serde_json::from_str::<Value>(&read.messages[1].tool_calls[0].arguments).unwrap(), arguments);
+        for bad in [json!({"messages": [{"role": "user", "content": null}]}), json!({"messages": []}), json!([1])] {
+            assert!(read_conversation(&bad).is_err(), "{bad}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
 use prl_model::Decoder;
 use prl_orchestrator::derive;
-use prl_render::{Conversation, LossMask, Renderer, check_share, read_conversations, read_messages};
+use prl_render::{Conversation, LossMask, Renderer, read_conversation, read_messages};
 use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
 use prl_types::{Message, Role};
 use std::cell::OnceCell;
@@ -67,6 +67,9 @@ pub struct EnvTasks {
     hint_template: String,
     seed: u64,
 }
+
+/// Skipped rows that are named one by one.
+const TOLD: usize = 10;
 
 /// What stands for the demonstration in a hint.
 const PLACE: &str = "{demonstration}";
@@ -135,22 +138,27 @@ impl Data {
             SftData::Files(files) => {
                 let (renderer, loss) = (texts.renderer()?, loss_of(&files.loss_mask));
                 let path = loaded.path_of(&format!("{key}.name"), &files.name);
-                let rows = read_conversations(&path).map_err(input(format!("`{key}.name`")))?;
-                let (mut documents, mut skipped) = (Vec::new(), rows.skipped);
-                let mut good = 0;
-                for (at, conversation) in rows.conversations {
-                    match self::documents(renderer, &conversation, loss) {
+                let bad = || input(format!("`{key}.name`"));
+                let (mut documents, mut skipped, mut good) = (Vec::new(), Vec::new(), 0);
+                for row in prl_data::rows(&path).map_err(bad())? {
+                    let row = row.map_err(bad())?;
+                    let conversation = row.value.and_then(|value| read_conversation(&value));
+                    match conversation.and_then(|conversation| self::documents(renderer, &conversation, loss)) {
                         Ok(samples) => {
                             good += 1;
                             documents.extend(samples);
                         }
-                        Err(reason) => skipped.push((at, reason)),
+                        Err(reason) => skipped.push((row.place, reason)),
                     }
                 }
-                for (at, reason) in &skipped {
-                    tracing::warn!(target: "prl_trainer", "{at}: row skipped: {reason}");
+                for (place, reason) in skipped.iter().take(TOLD) {
+                    tracing::warn!(target: "prl_trainer", "{place}: row skipped: {reason}");
                 }
-                check_share(&path, good, &skipped).map_err(input(format!("`{key}.name`")))?;
+                if skipped.len() > TOLD {
+                    let (bad, all) = (skipped.len(), good + skipped.len());
+                    tracing::warn!(target: "prl_trainer", "{}: {bad} of {all} rows are skipped", path.display());
+                }
+                prl_data::check_share(&path, good, &skipped).map_err(bad())?;
                 trainable(&documents, data.seq_len(), &format!("{key}.name"))?;
                 Ok(Data::All(documents))
             }

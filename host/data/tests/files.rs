@@ -1,0 +1,75 @@
+//! Rows of every format, and files that are none.
+
+use prl_data::{Row, check_share, rows};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn all(path: &Path) -> Vec<Row> {
+    rows(path).unwrap().collect::<Result<_, _>>().unwrap()
+}
+
+fn committed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows").join(name)
+}
+
+/// Without what is null, at any depth.
+fn bare(value: Value) -> Value {
+    match value {
+        Value::Object(map) => map.into_iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k, bare(v))).collect(),
+        Value::Array(items) => items.into_iter().map(bare).collect(),
+        other => other,
+    }
+}
+
+#[test]
+fn parquet_has_the_rows_of_the_lines_and_nulls_where_they_have_nothing() {
+    let (lines, records) = (all(&committed("chat.jsonl")), all(&committed("chat.parquet")));
+    assert_eq!((lines.len(), records.len()), (3, 3));
+    assert!(lines[1].place.ends_with("chat.jsonl:2") && records[1].place.ends_with("chat.parquet: row 2"));
+    let filled = records[0].value.clone().unwrap();
+    assert!(filled["messages"][0]["tool_calls"].is_null() && filled["messages"][0].get("tool_calls").is_some());
+    for (line, record) in lines.into_iter().zip(records) {
+        assert_eq!(bare(record.value.unwrap()), line.value.unwrap());
+    }
+}
+
+#[test]
+fn a_folder_is_read_in_the_order_of_its_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    write("b.jsonl", "{\"n\": 1}\n\n{\"n\": 2}\n[");
+    write("a.json", "[{\"n\": 0}]");
+    write("notes.txt", "none");
+    std::fs::copy(committed("chat.parquet"), dir.path().join("c.parquet")).unwrap();
+    let found = all(dir.path());
+    let numbers: Vec<_> = found.iter().take(3).map(|row| row.value.clone().unwrap()["n"].clone()).collect();
+    assert_eq!(numbers, [json!(0), json!(1), json!(2)]);
+    assert!(found[3].place.ends_with("b.jsonl:4") && found[3].value.is_err(), "{:?}", found[3]);
+    assert_eq!(found.len(), 7);
+    // Another ending is JSON lines.
+    write("rows.txt", "{\"n\": 3}");
+    assert_eq!(all(&dir.path().join("rows.txt")).len(), 1);
+}
+
+#[test]
+fn what_is_no_file_of_rows_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = |name: &str, bytes: &[u8]| {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+        let opened = rows(&dir.path().join(name)).map(|mut rows| rows.find_map(Result::err));
+        opened.unwrap_or_else(Some).map(|error| error.to_string()).unwrap_or_default()
+    };
+    let empty = rows(dir.path()).err().unwrap().to_string();
+    assert!(empty.contains("no file that ends in .jsonl, .ndjson, .json, .parquet"), "{empty}");
+    assert!(told("a.json", b"{\"n\": 0}\n{\"n\": 1}").contains("it is no list in JSON"));
+    assert!(told("a.parquet", b"PAR1 and nothing").contains("a.parquet as training data: it is no whole Parquet file"));
+    let whole = std::fs::read(committed("chat.parquet")).unwrap();
+    for cut in [0, 1, 4, 40, whole.len() / 2, whole.len() - 1] {
+        assert!(told("cut.parquet", &whole[..cut]).contains("no whole Parquet file"), "cut at {cut}");
+    }
+    assert!(rows(Path::new("nowhere.jsonl")).err().unwrap().to_string().contains("nowhere.jsonl"));
+    let bad = [("f:3".to_owned(), "odd".to_owned())];
+    assert!(check_share(Path::new("f"), 9, &bad).is_ok());
+    assert!(check_share(Path::new("f"), 8, &bad).unwrap_err().to_string().contains("1 of 9 rows are unusable; the first is f:3"));
+    assert!(check_share(Path::new("f"), 0, &[]).unwrap_err().to_string().contains("there are no rows"));
+}
