@@ -104,7 +104,7 @@ impl Plan {
             }
         }
         checkpoint.commit().map_err(|e| e.to_string())?;
-        to.checkpoints.prune(self.keep).map_err(|e| e.to_string())?;
+        prune(&to.checkpoints, self.keep);
         Ok(())
     }
 }
@@ -122,7 +122,15 @@ pub fn write_weights(
     save_hf(decoder, weights.dir(), companions)?;
     share_weights(weights.dir()).map_err(|e| e.to_string())?;
     weights.commit().map_err(|e| e.to_string())?;
-    folder.prune(keep).map(|_| ()).map_err(|e| e.to_string())
+    prune(folder, keep);
+    Ok(())
+}
+
+/// Old steps that stay cost room and no checkpoint.
+fn prune(folder: &Checkpoints, keep: Keep) {
+    if let Err(error) = folder.prune(keep) {
+        tracing::warn!(target: "prl_trainer", "old steps stay: {error}");
+    }
 }
 
 fn save_hf(decoder: &Decoder, dir: &Path, companions: &Path) -> Result<(), String> {

@@ -3,6 +3,7 @@
 
 use crate::checkpoint::{Folders, Plan, Saved};
 use prl_types::Step;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -58,7 +59,9 @@ impl Shared {
             });
             let Some(saved) = next else { return };
             let (step, started) = (saved.step, Instant::now());
-            let written = plan.write(folders, &saved);
+            // A panic in there must cost the checkpoint only: somebody waits for this thread.
+            let written = catch_unwind(AssertUnwindSafe(|| plan.write(folders, &saved)));
+            let written = written.unwrap_or_else(|_| Err("writing it panicked".to_owned()));
             drop(saved);
             match &written {
                 Ok(()) => {

@@ -70,6 +70,11 @@ fn what_is_no_file_of_rows_is_told() {
     assert!(rows(Path::new("nowhere.jsonl")).err().unwrap().to_string().contains("nowhere.jsonl"));
     let bad = [("f:3".to_owned(), "odd".to_owned())];
     assert!(check_share(Path::new("f"), 9, &bad).is_ok());
-    assert!(check_share(Path::new("f"), 8, &bad).unwrap_err().to_string().contains("1 of 9 rows are unusable; the first is f:3"));
+    assert!(
+        check_share(Path::new("f"), 8, &bad)
+            .unwrap_err()
+            .to_string()
+            .contains("1 of 9 rows are unusable; the first is f:3")
+    );
     assert!(check_share(Path::new("f"), 0, &[]).unwrap_err().to_string().contains("there are no rows"));
 }

@@ -20,4 +20,6 @@ rows = [
 ]
 out = pathlib.Path(__file__).parent / "rows"
 (out / "chat.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-parquet.write_table(pyarrow.Table.from_pylist(rows), out / "chat.parquet", compression="zstd", row_group_size=2)
+# Every row has every column there.
+table = pyarrow.Table.from_pylist([{"messages": row["messages"], "tools": row.get("tools")} for row in rows])
+parquet.write_table(table, out / "chat.parquet", compression="zstd", row_group_size=2)

@@ -62,8 +62,7 @@ pub(crate) struct Kept {
 }
 
 impl Batcher {
-    /// `kept` is what an earlier one had in hand.
-    pub(crate) fn new(settings: &Settings, kept: Kept) -> Self {
+    pub(crate) fn new(settings: &Settings) -> Self {
         Batcher {
             envs: settings.train.iter().map(|e| e.name.clone()).collect(),
             size: Size::new(settings),
@@ -72,8 +71,13 @@ impl Batcher {
             post: settings.post_batch_filters.clone(),
             max_empty_batches: settings.max_empty_batches,
             max_error_rate: settings.max_error_rate,
-            kept,
+            kept: Kept::default(),
         }
+    }
+
+    /// With what an earlier one had in hand.
+    pub(crate) fn with(self, kept: Kept) -> Self {
+        Batcher { kept, ..self }
     }
 
     /// What it has in hand.

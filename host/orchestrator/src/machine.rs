@@ -45,6 +45,11 @@ pub(crate) enum Event {
         step: Step,
         result: Result<TrainReport, String>,
     },
+    /// Sampling goes on with the version of the last [`Action::SetPolicy`].
+    PolicySet {
+        version: PolicyVersion,
+        result: Result<(), String>,
+    },
     /// The moment of the last [`Action::WakeAt`], in seconds after the start, has come.
     Tick,
 }
@@ -91,15 +96,19 @@ pub(crate) struct Machine {
     flow: Flow,
     inflight: usize,
     outstanding: usize,
-    /// The first group of each environment.
+    /// The first group of each environment, and environments of which it worked.
     firsts: BTreeMap<(Purpose, usize), GroupKey>,
+    proven: BTreeSet<(Purpose, usize)>,
     // Sampling.
     step: Step,
     open: bool,
     missing: usize,
     arrived: VecDeque<u64>,
     scoring: Option<Scoring>,
+    /// The version that is sampled with from here on; nothing starts until the engine has it, and the next waits for that.
     visible: Step,
+    setting: bool,
+    wanted: Option<Step>,
     closed_at: f64,
     opened_at: f64,
     // Training.
@@ -114,7 +123,7 @@ pub(crate) struct Machine {
     states: BTreeMap<String, String>,
     saved: Progress,
     // Checkpoints.
-    due: VecDeque<(Step, Progress)>,
+    owed: VecDeque<(Step, Progress)>,
     taken: VecDeque<State>,
     ending: bool,
     // Evaluation.
@@ -141,18 +150,20 @@ impl Machine {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let start = settings.start_step();
-        let state = settings.resume.clone();
+        let mut settings = settings;
+        let batcher = Batcher::new(&settings);
+        let state = settings.resume.take();
         let resume = state.as_ref().map(|state| (&state.totals, state.open.as_slice()));
         let source = TaskSource::new(settings.seed, &settings.train, sizes, resume);
-        let State { progress, mut totals, cuts, after, kept, proven, .. } = state.unwrap_or_default();
+        let State { progress, mut totals, batches, kept, proven, .. } = state.unwrap_or_default();
         totals.tasks_taken = source.taken();
         let last = settings.max_steps.unwrap_or(u64::MAX);
-        let step = start + cuts.len() as Step + 1;
-        let cuts = (start + 1..).zip(cuts.into_iter().zip(after));
+        let step = start + batches.len() as Step + 1;
+        let batches = (start + 1..).zip(batches);
         let shipped: BTreeMap<Step, Shipped> =
-            cuts.map(|(step, (cut, progress))| (step, Shipped { cut, progress, trained: None })).collect();
+            batches.map(|(step, (cut, progress))| (step, Shipped { cut, progress, trained: None })).collect();
         Machine {
-            batcher: Batcher::new(&settings, kept),
+            batcher: batcher.with(kept),
             flow: Flow::new(&settings),
             max_inflight: settings.max_inflight(),
             last,
@@ -165,13 +176,16 @@ impl Machine {
             ready: BTreeSet::new(),
             inflight: 0,
             outstanding: 0,
-            firsts: checkpoint::firsts(&settings, &proven),
+            firsts: BTreeMap::new(),
+            proven: checkpoint::proven(&settings, &proven),
             step,
             open: false,
             missing: 0,
             arrived: VecDeque::new(),
             scoring: None,
             visible: start,
+            setting: false,
+            wanted: None,
             closed_at: 0.0,
             opened_at: 0.0,
             queue: shipped.keys().copied().collect(),
@@ -183,7 +197,7 @@ impl Machine {
             saved: progress,
             states: totals.algorithms.clone(),
             totals,
-            due: VecDeque::new(),
+            owed: VecDeque::new(),
             taken: VecDeque::new(),
             ending: false,
             evals: VecDeque::new(),
@@ -230,6 +244,14 @@ impl Machine {
             }
             Event::Scored { group, judged } => self.on_scored(group, judged),
             Event::Trained { step, result } => self.on_trained(step, result, out),
+            Event::PolicySet { version, result } => {
+                result.map_err(|message| Error::Policy { version: version.0, message })?;
+                self.setting = false;
+                if let Some(version) = self.wanted.take() {
+                    self.make_visible(version, out);
+                }
+                Ok(())
+            }
             Event::Tick => Ok(()),
         }
     }
@@ -285,7 +307,7 @@ impl Machine {
         Ok(())
     }
 
-    fn due(&self, step: Step) -> Vec<usize> {
+    fn evals_due(&self, step: Step) -> Vec<usize> {
         let last = (self.last != u64::MAX).then_some(self.last);
         eval::due(&self.settings.eval, step, self.start, last, self.settings.skip_first_eval)
     }
@@ -295,26 +317,26 @@ impl Machine {
         if self.open {
             return false;
         }
-        if self.step > self.sampled {
-            if self.settings.deterministic && self.trained >= self.last && self.evals.is_empty() {
-                self.take(self.last);
+        let wanted = match self.step > self.sampled {
+            // What is still to be evaluated or saved of versions that no batch is sampled with.
+            true if self.settings.deterministic && (self.next_tail_eval().is_some() || self.owes_checkpoint()) => {
+                self.last
             }
-            return match self.next_tail_eval() {
-                Some(step) if self.trained >= step && self.evals.is_empty() => {
-                    self.make_visible(step, out);
-                    true
-                }
-                _ => false,
-            };
-        }
-        let wanted = self.start.max((self.step - 1).saturating_sub(self.settings.max_async_level));
+            true => return false,
+            false => self.start.max((self.step - 1).saturating_sub(self.settings.max_async_level)),
+        };
         if wanted > self.visible {
-            // An evaluation is of one version: the next waits for its end.
-            if !self.settings.deterministic || self.trained < wanted || !self.evals.is_empty() {
+            // Version by version: an evaluation is of one, and the next waits for its end.
+            let next = self.visible + 1;
+            if !self.settings.deterministic || self.setting || self.trained < next || !self.evals.is_empty() {
                 return false;
             }
-            self.take(wanted);
-            self.make_visible(wanted, out);
+            self.take(next);
+            self.make_visible(next, out);
+            return true;
+        }
+        if self.step > self.sampled {
+            return false;
         }
         self.open = true;
         self.opened_at = self.now;
@@ -330,18 +352,23 @@ impl Machine {
         if !self.settings.deterministic || self.step <= self.sampled {
             return None;
         }
-        (self.visible + 1..=self.last).find(|step| !self.due(*step).is_empty())
+        (self.visible + 1..=self.last).find(|step| !self.evals_due(*step).is_empty())
     }
 
     fn make_visible(&mut self, version: Step, out: &mut Vec<Action>) {
+        if self.setting {
+            self.wanted = Some(version);
+            return;
+        }
         self.visible = version;
+        self.setting = true;
         tracing::debug!("Sampling goes on with policy v{version}");
         out.push(Action::SetPolicy(PolicyVersion(version)));
         self.queue_evals(version);
     }
 
     fn queue_evals(&mut self, step: Step) {
-        let mut envs = self.due(step);
+        let mut envs = self.evals_due(step);
         if step == self.start {
             envs.retain(|env| !self.settings.evaluated.contains(&self.settings.eval[*env].name));
             self.evaluated = Some(step);
@@ -447,6 +474,7 @@ impl Machine {
         self.shipped.insert(self.step, Shipped { cut, progress: self.totals.clone(), trained: None });
         self.step += 1;
         if self.step > self.sampled {
+            self.put_back();
             self.cancel_train(out, |_| true);
         }
         Ok(true)
@@ -478,7 +506,7 @@ impl Machine {
             shipped.trained = Some(report);
         }
         if self.is_saved(step) {
-            self.due.push_back((step, self.saved.clone()));
+            self.owed.push_back((step, self.saved.clone()));
         }
         if !self.settings.deterministic && !self.stopped {
             self.make_visible(step, out);
@@ -488,9 +516,11 @@ impl Machine {
 
     /// Reports the next step if it is trained and the evaluation of the step before is out.
     fn report(&mut self) -> bool {
-        let waits = !self.due(self.reported).is_empty() && self.evaluated.is_none_or(|step| step < self.reported);
+        let waits = !self.evals_due(self.reported).is_empty() && self.evaluated.is_none_or(|step| step < self.reported);
+        // A state is handed out once its step is reported, and an evaluation may take long.
+        let waits = waits && self.taken.front().is_none_or(|state| state.progress.step <= self.reported);
         // A state holds the batches that come after its step.
-        let held = self.due.front().is_some_and(|(due, _)| *due <= self.reported);
+        let held = self.owed.front().is_some_and(|(due, _)| *due <= self.reported);
         if waits || held { false } else { self.report_now() }
     }
 

@@ -65,7 +65,6 @@ pub async fn run(settings: Settings, deps: Deps) -> Result<Outcome, Error> {
         clock: Clock::start(),
         stop_grace: settings.stop_grace,
         checkpoint_grace: settings.checkpoint_grace,
-        winding_down: false,
         board,
         status_interval: settings.status_interval,
         wake: None,
@@ -150,7 +149,6 @@ struct Shell {
     clock: Clock,
     stop_grace: Duration,
     checkpoint_grace: Duration,
-    winding_down: bool,
     board: Arc<Board>,
     status_interval: Option<Duration>,
     /// When the machine wants to be woken.
@@ -178,7 +176,7 @@ impl Shell {
         }
         let mut stop = self.deps.stop.clone();
         let actions = self.machine.begin()?;
-        self.carry_out(actions).await?;
+        self.carry_out(actions);
         let mut listening = true;
         let mut status = self.status_interval.map(|period| interval_at(Instant::now() + period, period));
         while !self.machine.is_done() {
@@ -198,12 +196,12 @@ impl Shell {
                 Some(event) = next(&mut self.tasks, &mut self.wake) => event,
                 else => return Err(Error::Panic("nothing is under way, but the run is not complete".into())),
             };
-            self.take(event).await?;
+            self.take(event)?;
         }
         Ok(false)
     }
 
-    async fn take(&mut self, event: Result<Event, JoinError>) -> Result<(), Error> {
+    fn take(&mut self, event: Result<Event, JoinError>) -> Result<(), Error> {
         let event = match event {
             Ok(event) => event,
             Err(e) if e.is_cancelled() => return Ok(()),
@@ -215,14 +213,14 @@ impl Shell {
             _ => {}
         }
         let actions = self.machine.handle(event, self.clock.seconds())?;
-        self.carry_out(actions).await
+        self.carry_out(actions);
+        Ok(())
     }
 
     /// After a stop: lets the training step that is under way come to its end, and goes on until the checkpoints are complete
     /// that are owed, each within its grace.
     async fn wind_down(&mut self) -> Result<(), Error> {
         self.machine.wind_down();
-        self.winding_down = true;
         if !self.machine.owes_checkpoint() {
             self.halt();
         }
@@ -230,15 +228,16 @@ impl Shell {
         loop {
             let owes = self.machine.owes_checkpoint();
             let grace = match self.machine.training() {
+                _ if self.machine.lacks_checkpoint() => self.checkpoint_grace,
                 Some(_) => self.stop_grace,
-                None if owes => self.checkpoint_grace,
                 None => return Ok(()),
             };
             let left = stopped_at + grace.as_secs_f64() - self.clock.seconds();
             let event = next(&mut self.tasks, &mut self.wake);
             let event = tokio::time::timeout(Duration::from_secs_f64(left.max(0.0)), event).await;
             match (event, self.machine.training()) {
-                (Ok(Some(event)), _) if owes || matches!(event, Ok(Event::Trained { .. })) => self.take(event).await?,
+                (Ok(Some(event)), _) if owes || matches!(event, Ok(Event::Trained { .. })) => self.take(event)?,
+                (Ok(Some(Err(error))), _) if !error.is_cancelled() => self.take(Err(error))?,
                 // What was aborted.
                 (Ok(Some(_)), _) => {}
                 (_, Some(step)) => {
@@ -263,7 +262,7 @@ impl Shell {
         self.rollouts.drain().for_each(|(_, task)| task.abort());
     }
 
-    async fn carry_out(&mut self, actions: Vec<Action>) -> Result<(), Error> {
+    fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
             match action {
                 Action::FetchTask { key, env, index, seed } => self.fetch(key, env, index, seed),
@@ -298,14 +297,12 @@ impl Shell {
                     });
                 }
                 Action::SetPolicy(version) => {
-                    let _wait = self.board.wait(format!("sampling with policy {version}"), "the weights' arrival");
-                    let mut stop = self.deps.stop.clone();
-                    let set = tokio::select! {
-                        set = self.deps.policy.set_policy(version) => set,
-                        // Nothing is sampled any more. A dropped sender never stops anything.
-                        Ok(_) = stop.wait_for(|stop| *stop), if !self.winding_down => return Ok(()),
-                    };
-                    set.map_err(|message| Error::Policy { version: version.0, message })?;
+                    let wait = self.board.wait(format!("sampling with policy {version}"), "the weights' arrival");
+                    let policy = self.deps.policy.clone();
+                    self.tasks.spawn(async move {
+                        let _wait = wait;
+                        Event::PolicySet { version, result: policy.set_policy(version).await }
+                    });
                 }
                 Action::WakeAt(seconds) => self.wake = Some(self.clock.at(seconds)),
                 Action::Train(batch) => {
@@ -319,7 +316,6 @@ impl Shell {
                 Action::Keep(state) => self.deps.trainer.keep(*state),
             }
         }
-        Ok(())
     }
 
     fn fetch(&mut self, key: GroupKey, env: usize, index: u64, seed: u64) {
@@ -328,7 +324,7 @@ impl Shell {
             Purpose::Train => self.splits.train[env].clone(),
             Purpose::Eval => self.splits.eval[env].clone(),
         };
-        let wait = self.board.wait("group", format!("its task, {index} of `{split}`"));
+        let wait = self.board.wait("group", format!("its task of `{split}`"));
         self.tasks.spawn(async move {
             let _wait = wait;
             Event::Task { key, task: handle.task(&split, index, seed).await.map(Box::new) }

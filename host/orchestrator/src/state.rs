@@ -16,10 +16,8 @@ pub struct State {
     pub(crate) progress: Progress,
     /// After the newest batch.
     pub(crate) totals: Progress,
-    /// Batches of the steps that follow, in order.
-    pub(crate) cuts: Vec<Cut>,
-    /// How far the run was after each of them.
-    pub(crate) after: Vec<Progress>,
+    /// Batches of the steps that follow, in order, and how far the run was after each of them.
+    pub(crate) batches: Vec<(Cut, Progress)>,
     pub(crate) kept: Kept,
     /// Training groups that were open and are not in any batch.
     pub(crate) open: Vec<Open>,
@@ -51,14 +49,15 @@ impl State {
 
     /// Begins the totals of tokens, rollouts and tasks at 0.
     pub fn forget_totals(&mut self) {
-        for progress in self.after.iter_mut().chain([&mut self.progress, &mut self.totals]) {
+        let after = self.batches.iter_mut().map(|(_, progress)| progress);
+        for progress in after.chain([&mut self.progress, &mut self.totals]) {
             (progress.total_tokens, progress.total_rollouts, progress.total_tasks) = (0, 0, 0);
         }
     }
 
     /// The newest step whose batch is in it.
     pub fn newest_batch(&self) -> Step {
-        self.progress.step + self.cuts.len() as Step
+        self.progress.step + self.batches.len() as Step
     }
 }
 

@@ -127,6 +127,12 @@ impl TaskSource {
         Pick { group: GroupId(group), env, index, seed: task_seed(seed, "task", &cursor.name, index) }
     }
 
+    /// Has a group picked again, before all new ones.
+    pub(crate) fn put_back(&mut self, group: u64, env: usize, index: u64) {
+        let seed = task_seed(self.seed, "task", &self.envs[env].name, index);
+        self.again.push_back(Pick { group: GroupId(group), env, index, seed });
+    }
+
     /// Groups of an earlier run that are still to be picked.
     pub(crate) fn again(&self) -> impl Iterator<Item = &Pick> {
         self.again.iter()

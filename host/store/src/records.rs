@@ -4,6 +4,7 @@
 use crate::error::At;
 use crate::rollouts::{Split, Subset};
 use crate::steps::step_of;
+use crate::view::files_below;
 use crate::{RolloutLog, StoreError, files};
 use prl_types::Step;
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,8 @@ impl Marks {
     /// Of the files that there are of steps after `step`.
     pub(crate) fn take(log: &RolloutLog, step: Step) -> Result<Self, StoreError> {
         let mut marks = Vec::new();
-        for later in log.steps().unwrap_or_default().into_iter().filter(|later| *later > step) {
+        let steps = if log.dir().exists() { log.steps()? } else { Vec::new() };
+        for later in steps.into_iter().filter(|later| *later > step) {
             for (split, subset) in KINDS {
                 let path = log.path(later, split, subset);
                 match fs::metadata(&path) {
@@ -45,6 +47,17 @@ impl Marks {
     /// The steps that files are marked of.
     pub(crate) fn steps(&self) -> BTreeSet<Step> {
         self.0.iter().map(|(step, ..)| *step).collect()
+    }
+
+    /// Whether the folder `from` of `step` is just what the marks say.
+    pub(crate) fn hold(&self, step: Step, from: &Path) -> Result<bool, StoreError> {
+        let of_step = self.0.iter().filter(|(of, ..)| *of == step);
+        let name = |file: &str| file.split_once('/').map_or(file, |(_, within)| within).to_owned();
+        let mut marked: Vec<(String, u64)> = of_step.map(|(_, file, len)| (name(file), *len)).collect();
+        let mut there = files_below(from)?;
+        marked.sort_unstable();
+        there.sort_unstable();
+        Ok(marked == there)
     }
 
     /// Writes what the marks say of the files of `step`, which are in the folder `from`, into the folder `to`. What has gone
@@ -110,9 +123,13 @@ pub(crate) fn keep_evaluated(
     Ok(())
 }
 
-/// The step of an entry of a folder of steps.
+/// The folders of steps in a folder; none where there is no such folder.
 pub(crate) fn steps_in(dir: &Path) -> Result<Vec<(Step, PathBuf)>, StoreError> {
-    let Ok(entries) = fs::read_dir(dir) else { return Ok(Vec::new()) };
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).at("list", dir),
+    };
     let mut steps = Vec::new();
     for entry in entries {
         let entry = entry.at("list", dir)?;

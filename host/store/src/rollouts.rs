@@ -88,6 +88,10 @@ impl RolloutLog {
         Marks::take(self, step)
     }
 
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// A file's name within the log.
     pub(crate) fn relative(&self, path: &Path) -> String {
         path.strip_prefix(&self.dir).unwrap_or(path).to_string_lossy().into_owned()

@@ -18,13 +18,15 @@ pub(crate) const WEIGHTS: &str = "weights";
 pub(crate) const ROLLOUTS: &str = "rollouts";
 const BROADCASTS: &str = "broadcasts";
 pub(crate) const METRICS: &str = "metrics.jsonl";
+const STATUS: &str = "status.jsonl";
 const WANDB: &str = "wandb";
 pub(crate) const ORPHANED: &str = "orphaned";
 pub(crate) const LOCK: &str = ".lock";
 const CONTROL: &str = "control.sock";
 
 /// What shows that a run was here. `configs` is not among them: a dry run writes it.
-pub(crate) const TRACES: [&str; 8] = [CHECKPOINTS, WEIGHTS, ROLLOUTS, BROADCASTS, METRICS, LOGS, WANDB, ORPHANED];
+pub(crate) const TRACES: [&str; 9] =
+    [CHECKPOINTS, WEIGHTS, ROLLOUTS, BROADCASTS, METRICS, STATUS, LOGS, WANDB, ORPHANED];
 
 /// How to take a run directory into use.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +46,7 @@ pub struct Create {
 /// A run directory in use by this process:
 ///
 /// ```text
-/// logs/  configs/  metrics.jsonl  wandb/
+/// logs/  configs/  metrics.jsonl  status.jsonl  wandb/
 /// checkpoints/step_N/{trainer,orchestrator}/  weights/step_N/
 /// rollouts/step_N/{train,eval}/{all,effective}/traces.jsonl
 /// broadcasts/step_N/   weights on their way to inference servers
@@ -130,6 +132,11 @@ impl RunDir {
         self.root.join(METRICS)
     }
 
+    /// `status.jsonl`, which depends on the clock.
+    pub fn status(&self) -> PathBuf {
+        self.root.join(STATUS)
+    }
+
     /// The socket that a running run listens on.
     pub fn control(root: &Path) -> PathBuf {
         root.join(CONTROL)
@@ -186,6 +193,9 @@ impl RunDir {
     /// What the system refuses.
     pub fn set_aside_all(&self) -> Result<(), StoreError> {
         self.set_aside(|_| true, &Marks::default())?;
+        if self.status().exists() {
+            files::rename(&self.status(), &vacant(&self.root.join(ORPHANED), STATUS)?)?;
+        }
         self.cut_metrics(None)
     }
 
@@ -196,6 +206,9 @@ impl RunDir {
             let dir = root.join(name);
             for (n, path) in records::steps_in(&dir)?.into_iter().filter(|(n, _)| goes(*n)) {
                 let stays = name == ROLLOUTS && marks.steps().contains(&n);
+                if stays && marks.hold(n, &path)? {
+                    continue;
+                }
                 // Complete before the old one goes, and found again should this be cut off.
                 let copy = dir.join(format!("step_{n}.kept"));
                 if stays {

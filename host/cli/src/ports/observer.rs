@@ -28,7 +28,7 @@ struct Inner {
     step: Arc<AtomicU64>,
     failed: bool,
     /// What was on record when the state of a step was taken.
-    marks: BTreeMap<Step, Marks>,
+    marks: BTreeMap<Step, Result<Marks, String>>,
 }
 
 impl Recorder {
@@ -38,7 +38,7 @@ impl Recorder {
         Recorder(Mutex::new(Inner {
             monitor: Some(monitor),
             rollouts: dir.rollouts(),
-            status: Some(dir.root().join("status.jsonl")),
+            status: Some(dir.status()),
             open_status: None,
             tapes,
             bar,
@@ -70,8 +70,11 @@ impl Recorder {
     }
 
     /// What was on record when the state of `step` was taken.
-    pub fn marks(&self, step: Step) -> Marks {
-        self.lock().marks.remove(&step).unwrap_or_default()
+    ///
+    /// # Errors
+    /// That could not be said then.
+    pub fn marks(&self, step: Step) -> Result<Marks, String> {
+        self.lock().marks.remove(&step).unwrap_or_else(|| Err(format!("nobody asked when step {step} was there")))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -148,10 +151,8 @@ impl Observer for Recorder {
 
     fn mark(&self, step: Step) {
         let mut inner = self.lock();
-        match inner.rollouts.marks(step) {
-            Ok(marks) => drop(inner.marks.insert(step, marks)),
-            Err(error) => inner.note(Err(error)),
-        }
+        let marks = inner.rollouts.marks(step).map_err(|error| error.to_string());
+        inner.marks.insert(step, marks);
     }
 
     fn step(&self, report: &StepReport) {

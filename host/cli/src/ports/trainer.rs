@@ -132,6 +132,9 @@ impl Inner {
                 let started = Instant::now();
                 let (decoder, state) = (trainer.learner().decoder(), trainer.state());
                 let parts = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
+                if self.given_up.load(Ordering::SeqCst) {
+                    return Err("nobody waits for the step any more".into());
+                }
                 saves.take(Saved { step: batch.step, trainer: parts, orchestrator: None });
                 metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
             }
@@ -150,7 +153,13 @@ impl prl_orchestrator::Trainer for LocalTrainer {
         let step = state.progress().step;
         let part = saves.parts.lock().unwrap_or_else(PoisonError::into_inner).remove(&step);
         if let Some(part) = part {
-            saves.saver.save(Saved { orchestrator: Some((state, saves.recorder.marks(step))), ..part });
+            let trainer = part.trainer;
+            let saved = match saves.recorder.marks(step) {
+                Ok(marks) => Saved { step, trainer, orchestrator: Some((state, marks)) },
+                // Without them a run that goes on would take for lost what is on record.
+                Err(error) => Saved { step, trainer: trainer.and(Err(error)), orchestrator: None },
+            };
+            saves.saver.save(saved);
         }
     }
 

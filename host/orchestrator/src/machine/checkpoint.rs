@@ -1,11 +1,11 @@
 //! When the state of a step is taken, and from what. Owns the conditions under which it is all there; must not know what is
 //! written where.
 
-use super::{Action, GroupKey, Machine, Shipped};
+use super::{Action, Machine, Shipped};
 use crate::state::Open;
 use crate::{Error, Purpose, Settings, State};
 use prl_types::Step;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// The last step that is sampled. The state of the last step that is trained needs the batches which a longer run would have
 /// sampled by then.
@@ -23,19 +23,24 @@ fn names(settings: &Settings, purpose: Purpose) -> Vec<&str> {
 
 const PURPOSES: [Purpose; 2] = [Purpose::Train, Purpose::Eval];
 
-/// The first groups of environments that have worked before: none that will be opened.
-pub(super) fn firsts(settings: &Settings, proven: &[BTreeSet<String>; 2]) -> BTreeMap<(Purpose, usize), GroupKey> {
+/// Environments that have worked before, by their place in the settings.
+pub(super) fn proven(settings: &Settings, by_name: &[BTreeSet<String>; 2]) -> BTreeSet<(Purpose, usize)> {
     let of = |(purpose, known): (Purpose, &BTreeSet<String>)| {
         let places = names(settings, purpose).into_iter().enumerate().filter(|(_, name)| known.contains(*name));
-        places.map(|(place, _)| ((purpose, place), GroupKey { purpose, seq: u64::MAX })).collect::<Vec<_>>()
+        places.map(|(place, _)| (purpose, place)).collect::<Vec<_>>()
     };
-    PURPOSES.into_iter().zip(proven).flat_map(of).collect()
+    PURPOSES.into_iter().zip(by_name).flat_map(of).collect()
 }
 
 impl Machine {
     /// Whether a checkpoint of a step that is trained or in training is not complete.
     pub(crate) fn owes_checkpoint(&self) -> bool {
-        !self.due.is_empty() || !self.taken.is_empty() || self.training.is_some_and(|step| self.is_saved(step))
+        self.lacks_checkpoint() || self.training.is_some_and(|step| self.is_saved(step))
+    }
+
+    /// The same, of a step that is trained.
+    pub(crate) fn lacks_checkpoint(&self) -> bool {
+        !self.owed.is_empty() || !self.taken.is_empty()
     }
 
     pub(super) fn is_saved(&self, step: Step) -> bool {
@@ -45,7 +50,7 @@ impl Machine {
 
     /// Takes the state of `step` if that is due. Everything that belongs to it must have happened, and nothing that does not.
     pub(super) fn take(&mut self, step: Step) {
-        let Some((_, progress)) = self.due.pop_front_if(|(due, _)| *due == step) else { return };
+        let Some((_, progress)) = self.owed.pop_front_if(|(due, _)| *due == step) else { return };
         let later: Vec<&Shipped> = self.shipped.range(step + 1..).map(|(_, shipped)| shipped).collect();
         let open = self.open_train_groups().map(|(group, env, index)| Open {
             group,
@@ -54,8 +59,8 @@ impl Machine {
         });
         let known = |purpose| {
             let names = names(&self.settings, purpose);
-            let ended = self.firsts.iter().filter(|((of, _), key)| *of == purpose && !self.groups.contains_key(key));
-            ended.filter_map(|((_, place), _)| names.get(*place).map(|name| (*name).to_owned())).collect()
+            let places = self.proven.iter().filter(|(of, _)| *of == purpose);
+            places.filter_map(|(_, place)| names.get(*place).map(|name| (*name).to_owned())).collect()
         };
         let state = State {
             progress,
@@ -66,8 +71,7 @@ impl Machine {
                 rewards: self.source.rewards(),
                 ..self.totals.clone()
             },
-            cuts: later.iter().map(|shipped| shipped.cut.clone()).collect(),
-            after: later.iter().map(|shipped| shipped.progress.clone()).collect(),
+            batches: later.iter().map(|shipped| (shipped.cut.clone(), shipped.progress.clone())).collect(),
             kept: self.batcher.kept().clone(),
             open: open.collect(),
             proven: PURPOSES.map(known),
@@ -78,8 +82,12 @@ impl Machine {
 
     /// Whether an error is about a batch that is sampled for a checkpoint only.
     pub(super) fn is_ahead(&self, error: &Error) -> bool {
-        let of_sampling =
-            matches!(error, Error::NothingToTrain { .. } | Error::ErrorRate { .. } | Error::EnvFailedAtStart { .. });
+        let of_sampling = matches!(
+            error,
+            Error::NothingToTrain { .. }
+                | Error::ErrorRate { .. }
+                | Error::EnvFailedAtStart { purpose: Purpose::Train, .. }
+        );
         of_sampling && self.step > self.last && self.step <= self.sampled
     }
 
@@ -96,7 +104,7 @@ impl Machine {
         if self.settings.deterministic || self.scoring.is_some() {
             return;
         }
-        while let Some(step) = self.due.front().map(|(step, _)| *step) {
+        while let Some(step) = self.owed.front().map(|(step, _)| *step) {
             self.take(step);
         }
     }
@@ -106,6 +114,12 @@ impl Machine {
         while let Some(state) = self.taken.pop_front_if(|state| state.progress.step <= self.reported) {
             out.push(Action::Keep(Box::new(state)));
         }
+    }
+
+    /// Leaves the training groups under way to a run that goes on.
+    pub(super) fn put_back(&mut self) {
+        let open: Vec<_> = self.train_groups().map(|(key, group)| (key.seq, group.env, group.index())).collect();
+        open.into_iter().for_each(|(group, env, index)| self.source.put_back(group, env, index));
     }
 
     /// Training groups that are in no batch: those under way, then those that are still to be picked again.

@@ -41,8 +41,8 @@ impl Flow {
             Some(ErrorKind::Cancelled) => &mut self.cancelled,
             Some(_) => &mut self.errored,
         };
-        for name in [label(purpose), &rollout.task.env] {
-            *counts.entry(name.to_owned()).or_default() += 1;
+        for name in [label(purpose).to_owned(), format!("{}/{}", label(purpose), rollout.task.env)] {
+            *counts.entry(name).or_default() += 1;
         }
     }
 }
@@ -64,6 +64,9 @@ impl Machine {
 
     /// The next member to start, if there is one and a place for it.
     pub(super) fn next_start(&self) -> Option<(GroupKey, u32)> {
+        if self.setting {
+            return None;
+        }
         if let Some(again) = self.flow.again.first() {
             return Some(*again);
         }

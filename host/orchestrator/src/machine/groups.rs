@@ -284,7 +284,8 @@ impl Machine {
     /// the first that ended: otherwise it would be a matter of timing.
     fn check_first(&mut self, key: GroupKey) -> Result<(), Error> {
         let Some(group) = self.groups.get(&key) else { return Ok(()) };
-        if self.firsts.get(&(key.purpose, group.env)) != Some(&key) {
+        let of = (key.purpose, group.env);
+        if self.proven.contains(&of) || self.firsts.get(&of) != Some(&key) {
             return Ok(());
         }
         let mut first = None;
@@ -294,7 +295,10 @@ impl Machine {
                 Some(RolloutError { kind: ErrorKind::EnvError, message }) if finished.rollout.turns.is_empty() => {
                     first = first.or(Some(message));
                 }
-                _ => return Ok(()),
+                _ => {
+                    self.proven.insert(of);
+                    return Ok(());
+                }
             }
         }
         let env = match key.purpose {
@@ -322,6 +326,7 @@ impl Machine {
         let keys: Vec<GroupKey> = self.train_groups().filter(|(_, g)| pick(g)).map(|(key, _)| *key).collect();
         for key in keys {
             let Some(group) = self.groups.remove(&key) else { continue };
+            self.firsts.retain(|_, first| *first != key);
             self.arrived.retain(|seq| *seq != key.seq);
             self.outstanding -= group.left;
             for (member, slot) in group.members.iter().enumerate() {

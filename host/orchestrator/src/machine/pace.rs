@@ -1,13 +1,11 @@
 //! How often rollouts may start: a bucket that takes `tasks_per_minute` starts at once and empties evenly within a minute.
 //! Pure; the time is handed in.
 
-use serde::{Deserialize, Serialize};
-
 /// What two readings of a clock may differ by, seconds: well below the time between two starts.
 const TOLERANCE: f64 = 1e-6;
 
 /// The bucket. Its level falls by `1 / interval` starts a second.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Pace {
     /// Seconds between two starts in the long run.
     interval: f64,
