@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prl_kernels::cuda::decoder::{
-    Answer, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
+    Answer, Draw, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
     self_test,
 };
 use prl_kernels::cuda::{AdamStep, Context, CudaError, bf16};
@@ -180,16 +180,16 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let start = Instant::now();
     for chunk in caches.chunks_mut(16) {
         let mut items: Vec<Item<'_, bf16>> =
-            chunk.iter_mut().map(|cache| Item { cache, ids: &prompt, want: Want::Nothing }).collect();
+            chunk.iter_mut().map(|cache| Item { cache, ids: &prompt, follows: None, want: Want::Nothing }).collect();
         sampling.extend(&mut items)?;
     }
     let prefill = start.elapsed().as_secs_f64();
     let mut times = Vec::new();
     let mut ids = vec![[5u32]; batch];
-    let want = Want::Token { inv_temp: 1.0, uniform: 0.37 };
+    let want = Want::Token(Draw::plain(1.0, 0.37));
     for _ in 0..12 {
         let mut items: Vec<Item<'_, bf16>> =
-            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, want }).collect();
+            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, follows: None, want }).collect();
         let clock = Instant::now();
         let answers = sampling.extend(&mut items)?;
         times.push(clock.elapsed().as_secs_f64() * 1e3);
@@ -201,7 +201,7 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     }
     if trace {
         let mut items: Vec<Item<'_, bf16>> =
-            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, want }).collect();
+            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, follows: None, want }).collect();
         let (_, traced) = c.trace(|| sampling.extend(&mut items))?;
         for t in traced {
             println!("TRACE {:9.3} ms {:5} times {:7.2} us  {}", t.ms, t.count, t.ms * 1e3 / t.count as f64, t.name);
