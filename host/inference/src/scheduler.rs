@@ -3,9 +3,10 @@
 //! Owns the queues, the running sequences, the prompts being prefilled, and the memory that all of their caches take.
 //! Synchronous and single-threaded; must not know threads, channels' other ends, or the model behind [`Forward`].
 
-use crate::forward::{Answers, Cached, Forward, Work};
+use crate::forward::{Cached, Forward, Work};
 use crate::live::{Job, Live};
 use crate::prefix::Prefixes;
+use crate::running::{Decoding, Kind, Pending, Prefill, Step};
 use crate::{EngineConfig, InferenceError, clock};
 use prl_kernels::Meter;
 use prl_model::{Answer, Want};
@@ -52,81 +53,6 @@ pub struct Stats {
     pub paused: bool,
     /// Policy version of the weights in use.
     pub version: PolicyVersion,
-}
-
-/// A request whose prompt is through; the cache holds all but the last token that was drawn or is on its way.
-struct Decoding<C> {
-    live: Live,
-    cache: C,
-    /// The answer that it gets its next token from.
-    answer: Pending,
-}
-
-/// Which answer is waited for, of the step under way, and of the one that was begun behind it.
-#[derive(Clone, Copy, Default)]
-struct Pending {
-    now: Option<usize>,
-    next: Option<usize>,
-}
-
-/// Tokens on their way through the model, and the requests that wait for them.
-struct Prefill<C> {
-    /// The prompt, and what was drawn before a preemption.
-    ids: Arc<[TokenId]>,
-    cache: C,
-    done: usize,
-    members: Vec<Live>,
-    /// The answer to it.
-    answer: Pending,
-}
-
-impl<C> Prefill<C> {
-    /// How many tokens go through the model here. The last one is left to each request where the model answers in tokens and
-    /// scores: so every member gets a token of its own, and a prompt that is scored has a label behind each.
-    fn target(&self, ahead: bool) -> usize {
-        let many = self.members.len() > 1 || self.members.iter().any(Live::scores_prompt);
-        self.ids.len() - usize::from(ahead && many)
-    }
-
-    /// Whether all that was to be told of the prompt is there.
-    fn is_scored(&self) -> bool {
-        let missing = |live: &Live| live.scores_prompt() && live.scored_tokens() + 1 < self.ids.len();
-        !self.members.iter().any(missing)
-    }
-}
-
-/// A step whose answers are not looked at yet.
-struct Step {
-    answers: Answers,
-    /// What was wanted, and of how many tokens.
-    wanted: Vec<(Kind, usize)>,
-}
-
-/// What kind of answer there must be.
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Logits,
-    /// Logits will do.
-    Token,
-    Scores,
-}
-
-impl Kind {
-    fn of(want: Want<'_>) -> Option<Self> {
-        match want {
-            Want::Nothing => None,
-            Want::Logits | Want::AllLogits => Some(Kind::Logits),
-            Want::Token(_) => Some(Kind::Token),
-            Want::Scores { .. } => Some(Kind::Scores),
-        }
-    }
-}
-
-impl Step {
-    /// Whether drawing waits for the host.
-    fn needs_host(&self) -> bool {
-        self.wanted.iter().any(|(kind, _)| *kind == Kind::Logits)
-    }
 }
 
 pub(crate) struct Scheduler<F: Forward> {
@@ -425,11 +351,7 @@ impl<F: Forward> Scheduler<F> {
             let adapter = p.members.first().and_then(|live| live.job.request.adapter.as_deref());
             work.push(Work { cache: &mut p.cache, ids, follows: None, want, adapter });
         }
-        let wanted = work.iter().filter_map(|w| {
-            let rows = if matches!(w.want, Want::AllLogits | Want::Scores { .. }) { w.ids.len() } else { 1 };
-            Some((Kind::of(w.want)?, rows))
-        });
-        let wanted = wanted.collect();
+        let wanted = work.iter().filter_map(|w| Kind::of(w.want, w.ids.len())).collect();
         let step = match work.is_empty() {
             true => None,
             false => Some(Step { answers: self.forward.begin(&mut work)?, wanted }),
@@ -464,17 +386,8 @@ impl<F: Forward> Scheduler<F> {
 
     /// Waits for the step under way and draws from what it answers.
     fn finish(&mut self) -> Result<(), String> {
-        let Some(Step { answers, wanted }) = self.underway.take() else { return Ok(()) };
-        let mut answers = answers()?;
-        let vocab = self.forward.vocab_size();
-        let fits = |((kind, rows), answer): (&(Kind, usize), &Answer)| match answer {
-            Answer::Logits(logits) => *kind != Kind::Scores && logits.len() == vocab * rows,
-            Answer::Token(..) => *kind == Kind::Token,
-            Answer::Scores(scores) => *kind == Kind::Scores && scores.len() == *rows,
-        };
-        if answers.len() != wanted.len() || !wanted.iter().zip(&answers).all(fits) {
-            return Err(format!("the model gave {} answers that are not what was asked for", answers.len()));
-        }
+        let Some(step) = self.underway.take() else { return Ok(()) };
+        let mut answers = step.finish(self.forward.vocab_size())?;
         self.scored(&mut answers);
         self.draw(&answers);
         self.end_done();

@@ -1,6 +1,7 @@
 //! The scheduler over a model made of a hash: what is shared, what is dropped, and that nothing depends on company.
 
 use super::*;
+use crate::forward::Answers;
 use crate::live::Job;
 use crate::request::{Class, Event, PromptDone, Request};
 use crate::sampler::draw;
