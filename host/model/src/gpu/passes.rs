@@ -315,6 +315,8 @@ impl<T: Stored> Snapshot for Sampled<T> {
                 Want::Token(draw) => decoder::Want::Token(drawn(&draw)),
                 Want::Scores { labels, temperature, most } => {
                     check_ids(labels, &self.config)?;
+                    // There are no more tokens than that.
+                    let most = most.min(self.config.vocab_size);
                     decoder::Want::Scores { labels, inv_temp: inverse(temperature), most }
                 }
             };
