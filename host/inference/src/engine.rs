@@ -155,7 +155,7 @@ impl Handle {
     /// # Errors
     /// As the end of [`Handle::submit`]'s events.
     pub fn generate(&self, request: Request) -> impl Future<Output = Result<Sampled, InferenceError>> + Send + use<> {
-        let mut events = self.submit(request);
+        let mut events = self.submit(Request { streams: false, ..request });
         async move {
             let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
             let mut versions: Option<(PolicyVersion, PolicyVersion)> = None;
@@ -340,16 +340,21 @@ fn serve(mut scheduler: Scheduler<Arc<dyn Snapshot>>, inbox: Receiver<Command>, 
         } else {
             None
         };
-        let mut stop = false;
+        let (mut stop, mut failed) = (false, None);
         for command in first.into_iter().chain(inbox.try_iter()) {
             match command {
                 Command::Generate(job) => scheduler.submit(*job),
-                Command::Pause(paused) => scheduler.pause(paused),
-                Command::Update(snapshot, version) => scheduler.update(snapshot, version),
+                Command::Pause(paused) => failed = guarded(|| scheduler.pause(paused)).err().or(failed),
+                Command::Update(snapshot, version) => {
+                    failed = guarded(|| scheduler.update(snapshot, version)).err().or(failed);
+                }
                 // Whoever asked may have gone away.
                 Command::Ping(answer) => drop(answer.send(())),
                 Command::Shutdown => stop = true,
             }
+        }
+        if let Some(message) = failed {
+            break InferenceError::Failed { message };
         }
         if stop {
             break InferenceError::Shutdown;
@@ -358,11 +363,8 @@ fn serve(mut scheduler: Scheduler<Arc<dyn Snapshot>>, inbox: Receiver<Command>, 
             scheduler.drop_cancelled();
             continue;
         }
-        // After a panic the scheduler is dropped, so no broken state is used again.
-        match catch_unwind(AssertUnwindSafe(|| scheduler.step())) {
-            Ok(Ok(())) => {}
-            Ok(Err(message)) => break InferenceError::Failed { message },
-            Err(panic) => break InferenceError::Failed { message: panic_message(panic.as_ref()) },
+        if let Err(message) = guarded(|| scheduler.step()) {
+            break InferenceError::Failed { message };
         }
     };
     if let InferenceError::Failed { message } = &end {
@@ -372,6 +374,11 @@ fn serve(mut scheduler: Scheduler<Arc<dyn Snapshot>>, inbox: Receiver<Command>, 
     let _ = ending.set(end);
     drop(inbox);
     drop(scheduler);
+}
+
+/// A panic as an error. After either the scheduler is dropped, so no broken state is used again.
+fn guarded(part: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

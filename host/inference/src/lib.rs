@@ -16,6 +16,7 @@ mod live;
 mod penalties;
 mod prefix;
 mod request;
+mod running;
 mod sampler;
 mod scheduler;
 mod stop;

@@ -8,11 +8,12 @@ use crate::guide::Guided;
 use crate::penalties::Seen;
 use crate::request::{Drawn, Event, PromptDone, Request, Scored};
 use crate::sampler::draw;
-use crate::{InferenceError, stop};
-use prl_model::{Answer, Draw, Want};
+use crate::{InferenceError, SamplingParams, stop};
+use prl_model::{Answer, Draw, Score, Want};
 use prl_types::{FinishReason, PolicyVersion, TokenId};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::collections::VecDeque;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A request and where its events go.
@@ -30,8 +31,10 @@ pub(crate) struct Live {
     /// How often the weights had changed when its prompt was through.
     pub began: Option<u64>,
     rng: ChaCha8Rng,
-    /// The number that the next token is drawn by, once it was asked for.
-    uniform: Option<f64>,
+    /// The numbers that the next tokens are drawn by, those that were asked for.
+    uniforms: VecDeque<f64>,
+    /// Tokens that are told at the end.
+    held: Vec<Drawn>,
     seen: Option<Seen>,
     guided: Option<Guided>,
     /// What is told of the prompt, until it was told.
@@ -45,7 +48,8 @@ impl Live {
         let prompt = Some(PromptDone::default());
         let seen = Seen::new(&job.request.sampling, &job.request.prompt);
         let guided = job.request.guide.clone().map(Guided::new);
-        Live { job, arrival, ids: Vec::new(), began: None, rng, uniform: None, seen, guided, prompt, outcome: None }
+        let (uniforms, held) = (VecDeque::new(), Vec::new());
+        Live { job, arrival, ids: Vec::new(), began: None, rng, uniforms, held, seen, guided, prompt, outcome: None }
     }
 
     /// Whether nobody waits for it any more.
@@ -91,6 +95,22 @@ impl Live {
         }));
     }
 
+    /// The same by scores of the tokens from `first` on.
+    pub fn take_scores(&mut self, first: usize, scores: Vec<Score>) {
+        let Some(prompt) = self.prompt.as_mut() else { return };
+        let ids = self.job.request.prompt[first..].iter();
+        let scored = |(id, score): (&TokenId, Score)| {
+            let Score { logprob, rank, top } = score;
+            Scored { id: *id, logprob, rank, top }
+        };
+        prompt.logprobs.extend(ids.zip(scores).map(scored));
+    }
+
+    /// Tokens of its prompt that were scored, of which the first one is none.
+    pub fn scored_tokens(&self) -> usize {
+        self.prompt.as_ref().map_or(0, |prompt| prompt.logprobs.len())
+    }
+
     /// The prompt is through.
     pub fn prompt_done(&mut self, changes: u64) {
         if let Some(prompt) = self.prompt.take() {
@@ -105,38 +125,67 @@ impl Live {
     }
 
     /// Tells the caller how it ended.
-    pub fn end(self) {
+    pub fn end(mut self) {
+        std::mem::take(&mut self.held).into_iter().for_each(|drawn| self.tell(Event::Token(drawn)));
         if let Some(outcome) = self.outcome.clone() {
             self.tell(Event::End(outcome));
         }
     }
 
-    /// The number that the next token is drawn by.
-    fn uniform(&mut self) -> f64 {
-        // 53 bits, so that the number is below 1.
-        *self.uniform.get_or_insert_with(|| (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64)
+    /// The number that the token behind the next `ahead` ones is drawn by.
+    fn uniform(&mut self, ahead: usize) -> f64 {
+        while self.uniforms.len() <= ahead {
+            // 53 bits, so that the number is below 1.
+            self.uniforms.push_back((self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64);
+        }
+        self.uniforms[ahead]
     }
 
-    /// What the model is asked for: the token itself where all logits count as they are.
-    pub fn want(&mut self) -> Want {
+    /// The last token of all so far.
+    pub fn last_token(&self) -> &[TokenId] {
+        let of = |ids: &'_ [TokenId]| ids.len().saturating_sub(1);
+        match self.ids.as_slice() {
+            [] => &self.job.request.prompt[of(&self.job.request.prompt)..],
+            ids => &ids[of(ids)..],
+        }
+    }
+
+    /// Whether another token may follow `ahead` ones that are on their way, as far as is known before they are.
+    pub fn goes_on(&self, context: usize, ahead: usize) -> bool {
+        self.outcome.is_none() && self.ids.len() + ahead < self.limit(context)
+    }
+
+    /// Most tokens that it may have.
+    fn limit(&self, context: usize) -> usize {
+        let room = context - self.job.request.prompt.len();
+        self.job.request.sampling.max_tokens.map_or(room, |n| n.min(room))
+    }
+
+    /// What the model is asked for of the token behind `ahead` ones that are on their way: the token itself where all logits
+    /// count as they are.
+    pub fn want(&mut self, ahead: usize) -> Want<'static> {
         let sampling = &self.job.request.sampling;
-        let filtered = !sampling.keeps_all() && sampling.temperature > 0.0;
-        if filtered || sampling.logprobs.is_some() || self.changes_logits() {
+        if sampling.logprobs.is_some() || self.changes_logits(ahead) {
             return Want::Logits;
         }
-        let temperature = sampling.temperature;
-        Want::Token(Draw { temperature, uniform: self.uniform() })
+        let &SamplingParams { temperature, top_k, top_p, min_p, .. } = sampling;
+        Want::Token(Draw { temperature, uniform: self.uniform(ahead), top_k, top_p, min_p })
     }
 
-    /// Whether its next token is not drawn from the model's own logits.
-    fn changes_logits(&self) -> bool {
+    /// Whether drawing its next token takes a while here.
+    pub fn is_slow(&self) -> bool {
+        !self.job.request.sampling.stop.is_empty()
+    }
+
+    /// Whether the token behind `ahead` ones is not drawn from the model's own logits.
+    fn changes_logits(&self, ahead: usize) -> bool {
         let biased = !self.job.request.sampling.logit_bias.is_empty();
-        biased || self.seen.is_some() || self.guided.is_some() || self.is_short()
+        biased || self.seen.is_some() || self.guided.is_some() || self.is_short(ahead)
     }
 
-    /// Whether it must not end yet.
-    fn is_short(&self) -> bool {
-        self.ids.len() < self.job.request.sampling.min_tokens
+    /// Whether it must not end yet with the token behind `ahead` ones.
+    fn is_short(&self, ahead: usize) -> bool {
+        self.ids.len() + ahead < self.job.request.sampling.min_tokens
     }
 
     /// Draws the next token from what the model answered. Returns how many tokens were drawn.
@@ -151,9 +200,11 @@ impl Live {
                 return self.take(version, context, scored);
             }
             Answer::Logits(row) => row,
+            // Asked for by nobody who draws from it.
+            Answer::Scores(_) => return 0,
         };
-        let uniform = self.uniform();
-        let changed = match self.changes_logits().then(|| self.changed(logits)).transpose() {
+        let uniform = self.uniform(0);
+        let changed = match self.changes_logits(0).then(|| self.changed(logits)).transpose() {
             Ok(changed) => changed,
             Err(end) => {
                 self.outcome = Some(end);
@@ -180,7 +231,7 @@ impl Live {
     /// The logits to draw from: the model's with bias and penalties, and −∞ for what must not come. An error is its end:
     /// nothing may come.
     fn changed(&mut self, logits: &[f32]) -> Result<Vec<f32>, Result<FinishReason, InferenceError>> {
-        let short = self.is_short();
+        let short = self.is_short(0);
         let sampling = &self.job.request.sampling;
         let mut changed = logits.to_vec();
         let at = |changed: &mut Vec<f32>, id: TokenId, value: &dyn Fn(f32) -> f32| {
@@ -208,7 +259,7 @@ impl Live {
 
     /// Takes a drawn token and decides whether it is the last. Returns how many tokens were taken.
     fn take(&mut self, version: PolicyVersion, context: usize, scored: Scored) -> u64 {
-        self.uniform = None;
+        self.uniforms.pop_front();
         let (token, logprob) = (scored.id, scored.logprob);
         if !logprob.is_finite() {
             self.outcome = Some(Err(InferenceError::NonFiniteLogits { token, value: logprob }));
@@ -216,11 +267,14 @@ impl Live {
         }
         self.ids.push(token);
         self.seen.iter_mut().for_each(|seen| seen.push(token));
-        self.tell(Event::Token(Drawn { scored, version }));
+        let drawn = Drawn { scored, version };
+        match self.job.request.streams {
+            true => self.tell(Event::Token(drawn)),
+            false => self.held.push(drawn),
+        }
+        let limit = self.limit(context);
         let request = &self.job.request;
         let sampling = &request.sampling;
-        let room = context - request.prompt.len();
-        let limit = sampling.max_tokens.map_or(room, |n| n.min(room));
         let may_end = self.ids.len() >= sampling.min_tokens;
         let stop_string = || {
             let decode = request.decode.as_ref().filter(|_| may_end)?;

@@ -80,7 +80,7 @@ fn counts(request: &Request, said: &[TokenId]) -> Vec<usize> {
     let mut seen = vec![0; ROW.len()];
     for seed in 0..DRAWS {
         let (mut live, mut events) = live(&Request { seed, ..request.clone() });
-        assert_eq!(live.want(), if live.changes_logits() { Want::Logits } else { live.want() });
+        assert_eq!(live.want(0), if live.changes_logits(0) { Want::Logits } else { live.want(0) });
         said.iter().for_each(|id| assert_eq!(step(&mut live, &certain(*id)), 1));
         assert_eq!((step(&mut live, &ROW), &live.ids[..said.len()]), (1, said));
         let drawn = live.ids[said.len()];

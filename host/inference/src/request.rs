@@ -38,6 +38,8 @@ pub struct Request {
     pub adapter: Option<Arc<Adapter>>,
     /// What its text must be; `None` leaves it free.
     pub guide: Option<Guide>,
+    /// Whether each token is told as it is drawn; else all are at the end, which costs callers and engine less.
+    pub streams: bool,
     /// Whose it is.
     pub class: Class,
     /// Needed when `sampling.stop` is not empty.
@@ -50,7 +52,8 @@ impl Request {
         let (class, cache_salt) = (Class::Train, None);
         let (prompt, adapter) = (prompt.into(), None);
         let (guide, decode) = (None, None);
-        Request { prompt, sampling, seed, shared: false, goes_on: true, cache_salt, adapter, guide, class, decode }
+        let (shared, goes_on, streams) = (false, true, true);
+        Request { prompt, sampling, seed, shared, goes_on, cache_salt, adapter, guide, streams, class, decode }
     }
 
     /// What its keys and values depend on besides tokens and weights.

@@ -6,10 +6,11 @@
 use crate::forward::{Cached, Forward, Work};
 use crate::live::{Job, Live};
 use crate::prefix::Prefixes;
+use crate::running::{Decoding, Kind, Pending, Prefill, Step};
 use crate::{EngineConfig, InferenceError, clock};
 use prl_kernels::Meter;
 use prl_model::{Answer, Want};
-use prl_types::{PolicyVersion, TokenId};
+use prl_types::{FinishReason, PolicyVersion, TokenId};
 use rayon::prelude::*;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -54,25 +55,6 @@ pub struct Stats {
     pub version: PolicyVersion,
 }
 
-/// A request whose prompt is through; the cache holds all but the last drawn token.
-struct Decoding<C> {
-    live: Live,
-    cache: C,
-    /// The step's answer that it gets its next token from.
-    answer: Option<usize>,
-}
-
-/// Tokens on their way through the model, and the requests that wait for them.
-struct Prefill<C> {
-    /// The prompt, and what was drawn before a preemption.
-    ids: Arc<[TokenId]>,
-    cache: C,
-    done: usize,
-    members: Vec<Live>,
-    /// The step's answer to it.
-    answer: Option<usize>,
-}
-
 pub(crate) struct Scheduler<F: Forward> {
     forward: F,
     version: PolicyVersion,
@@ -87,6 +69,7 @@ pub(crate) struct Scheduler<F: Forward> {
     prefills: Vec<Prefill<F::Cache>>,
     decoding: Vec<Decoding<F::Cache>>,
     prefixes: Prefixes<F::Cache>,
+    underway: Option<Step>,
     arrivals: u64,
     paused: bool,
     counts: Stats,
@@ -105,6 +88,7 @@ impl<F: Forward> Scheduler<F> {
             prefills: Vec::new(),
             decoding: Vec::new(),
             prefixes: Prefixes::new(config.kept_prefixes),
+            underway: None,
             arrivals: 0,
             paused: false,
             counts: Stats { cache_budget: config.cache_bytes, ..Stats::default() },
@@ -133,9 +117,10 @@ impl<F: Forward> Scheduler<F> {
         self.publish();
     }
 
-    /// Changes the weights. Running requests go on with what their caches hold; prompts that have not drawn a token
-    /// start over, and none of the old version is kept for later requests.
-    pub fn update(&mut self, forward: F, version: PolicyVersion) {
+    /// Changes the weights, after the step under way. Running requests go on with what their caches hold; prompts that have
+    /// not drawn a token start over, and none of the old version is kept for later requests.
+    pub fn update(&mut self, forward: F, version: PolicyVersion) -> Result<(), String> {
+        self.finish()?;
         self.forward = forward;
         self.version = version;
         self.changes += 1;
@@ -146,27 +131,43 @@ impl<F: Forward> Scheduler<F> {
             prefill.members.iter_mut().for_each(Live::restart);
         }
         self.publish();
+        Ok(())
     }
 
-    /// Stops or goes on; requests keep what they have.
-    pub fn pause(&mut self, paused: bool) {
+    /// Stops after the step under way, or goes on; requests keep what they have.
+    pub fn pause(&mut self, paused: bool) -> Result<(), String> {
+        self.finish()?;
         self.paused = paused;
         self.publish();
+        Ok(())
     }
 
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
-        self.paused || (self.queued() == 0 && self.running() == 0)
+        self.paused || (self.queued() == 0 && self.running() == 0 && self.underway.is_none())
     }
 
     /// One step: lets requests in, extends every running sequence by one token and the waiting prompts by their share
-    /// of tokens, draws, and answers what is done.
+    /// of tokens, draws, and answers what is done. Where the model runs ahead, tokens are those of the step before, which was
+    /// computed meanwhile.
     pub fn step(&mut self) -> Result<(), String> {
         let started = clock::now();
+        if self.underway.as_ref().is_some_and(Step::needs_host) {
+            self.finish()?;
+        }
         self.drop_cancelled();
         self.admit();
         let chunks = self.make_room();
-        self.extend(&chunks)?;
+        let next = self.begin(&chunks)?;
+        self.finish()?;
+        self.underway = next;
+        let pending =
+            self.decoding.iter_mut().map(|d| &mut d.answer).chain(self.prefills.iter_mut().map(|p| &mut p.answer));
+        pending.for_each(|answer| *answer = Pending { now: answer.next, next: None });
+        if !self.forward.runs_ahead() {
+            self.finish()?;
+        }
+        self.end_done();
         self.counts.busy_seconds += started.elapsed().as_secs_f64();
         self.publish();
         Ok(())
@@ -229,7 +230,8 @@ impl<F: Forward> Scheduler<F> {
                 self.counts.forks += u64::from(done > 0);
                 self.counts.cached_tokens += done as u64;
                 live.found(done);
-                self.prefills.push(Prefill { ids, cache, done, members: vec![live], answer: None });
+                let answer = Pending::default();
+                self.prefills.push(Prefill { ids, cache, done, members: vec![live], answer });
             }
             self.turn = 1 - turn;
             free -= 1;
@@ -272,9 +274,11 @@ impl<F: Forward> Scheduler<F> {
 
     fn chunks(&self) -> Vec<usize> {
         let mut budget = self.config.prefill_tokens;
+        let ahead = self.forward.runs_ahead();
         let share = |p: &Prefill<F::Cache>| {
-            let most = if p.members.iter().any(Live::scores_prompt) { SCORED_TOKENS } else { usize::MAX };
-            let n = budget.min(p.ids.len() - p.done).min(most);
+            let scores = !ahead && p.members.iter().any(Live::scores_prompt);
+            let most = if scores { SCORED_TOKENS } else { usize::MAX };
+            let n = budget.min(p.target(ahead).saturating_sub(p.done)).min(most);
             budget -= n;
             n
         };
@@ -311,69 +315,68 @@ impl<F: Forward> Scheduler<F> {
         true
     }
 
-    /// Calls the model once and draws from what it returns.
-    fn extend(&mut self, chunks: &[usize]) -> Result<(), String> {
+    /// Calls the model once, if there is anything to do.
+    fn begin(&mut self, chunks: &[usize]) -> Result<Option<Step>, String> {
+        let (ahead, context) = (self.forward.runs_ahead(), self.config.max_model_len);
         let mut work: Vec<Work<'_, F::Cache>> = Vec::with_capacity(self.decoding.len() + self.prefills.len());
-        for (i, Decoding { live, cache, answer }) in self.decoding.iter_mut().enumerate() {
-            *answer = Some(i);
-            let want = live.want();
+        for Decoding { live, cache, answer } in &mut self.decoding {
+            let follows = answer.now;
+            let tokens = usize::from(follows.is_some());
+            if !live.goes_on(context, tokens) {
+                continue;
+            }
+            answer.next = Some(work.len());
+            let want = live.want(tokens);
             let adapter = live.job.request.adapter.as_deref();
-            work.push(Work { cache, ids: &live.ids[live.ids.len() - 1..], want, adapter });
+            work.push(Work { cache, ids: live.last_token(), follows, want, adapter });
         }
         let mut answered = work.len();
         for (p, n) in self.prefills.iter_mut().zip(chunks).filter(|(_, n)| **n > 0) {
+            let last = p.done + n == p.ids.len();
             let ids = &p.ids[p.done..p.done + n];
-            p.done += n;
-            let want = match (p.members.as_mut_slice(), p.done == p.ids.len()) {
-                ([first, ..], _) if first.scores_prompt() => Want::AllLogits,
-                (_, false) => Want::Nothing,
-                ([one], true) => one.want(),
+            let want = match p.members.as_mut_slice() {
+                [first, ..] if first.scores_prompt() && ahead => Want::Scores {
+                    labels: &p.ids[p.done + 1..p.done + n + 1],
+                    temperature: first.job.request.sampling.temperature,
+                    most: first.job.request.sampling.prompt_logprobs.unwrap_or(0),
+                },
+                [first, ..] if first.scores_prompt() => Want::AllLogits,
+                _ if !last => Want::Nothing,
+                [one] => one.want(0),
                 _ => Want::Logits,
             };
-            p.answer = (want != Want::Nothing).then_some(answered);
+            p.done += n;
+            p.answer.next = (want != Want::Nothing).then_some(answered);
             answered += usize::from(want != Want::Nothing);
             let adapter = p.members.first().and_then(|live| live.job.request.adapter.as_deref());
-            work.push(Work { cache: &mut p.cache, ids, want, adapter });
+            work.push(Work { cache: &mut p.cache, ids, follows: None, want, adapter });
         }
-        if work.is_empty() {
-            return Ok(());
-        }
-        let mut answers = self.forward.extend(&mut work)?;
-        let vocab = self.forward.vocab_size();
-        let wanted = work.iter().filter(|w| w.want != Want::Nothing);
-        let fits = |(work, answer): (&Work<'_, F::Cache>, &Answer)| match (answer, work.want) {
-            (Answer::Logits(rows), Want::AllLogits) => rows.len() == vocab * work.ids.len(),
-            (Answer::Logits(row), _) => row.len() == vocab,
-            (Answer::Token(..), want) => matches!(want, Want::Token(_)),
+        let wanted = work.iter().filter_map(|w| Kind::of(w.want, w.ids.len())).collect();
+        let step = match work.is_empty() {
+            true => None,
+            false => Some(Step { answers: self.forward.begin(&mut work)?, wanted }),
         };
-        if answers.len() != wanted.clone().count() || !wanted.zip(&answers).all(fits) {
-            return Err(format!("the model gave {} answers that are not what was asked for", answers.len()));
-        }
-        self.counts.steps += 1;
+        self.counts.steps += u64::from(step.is_some());
         self.counts.prefill_tokens += chunks.iter().sum::<usize>() as u64;
-        self.prefilled(chunks, &mut answers);
-        self.draw(&answers);
-        Ok(())
+        self.prefilled(ahead);
+        Ok(step)
     }
 
-    /// Goes on with the prompts after a step: what was asked of them is told, and those that are through begin to decode.
-    fn prefilled(&mut self, chunks: &[usize], answers: &mut [Answer]) {
-        let vocab = self.forward.vocab_size();
-        for (p, n) in self.prefills.iter_mut().zip(chunks).filter(|(_, n)| **n > 0) {
-            let first = p.members.first_mut().filter(|first| first.scores_prompt());
-            if let (Some(first), Some(Answer::Logits(rows))) = (first, p.answer.and_then(|i| answers.get_mut(i))) {
-                first.score_prompt(&self.forward, p.done - n + 1, rows);
-                // The last row is what the next token is drawn from.
-                rows.drain(..rows.len() - vocab);
-            }
-        }
-        let ready: Vec<_> = self.prefills.extract_if(.., |p| p.done == p.ids.len()).collect();
-        for Prefill { ids, cache, mut members, answer, .. } in ready {
+    /// Lets the prompts decode that are through, and told.
+    fn prefilled(&mut self, ahead: bool) {
+        let through = |p: &mut Prefill<F::Cache>| p.done == p.target(ahead) && p.is_scored();
+        let ready: Vec<_> = self.prefills.extract_if(.., through).collect();
+        for Prefill { ids, cache, done, mut members, answer, .. } in ready {
             self.counts.prefills += 1;
             if let Some(live) = members.iter().find(|live| live.job.request.shared) {
-                self.prefixes.keep(live.job.request.salt(), ids.to_vec(), cache.clone());
+                self.prefixes.keep(live.job.request.salt(), ids[..done].to_vec(), cache.clone());
             }
-            members.iter_mut().for_each(|live| live.prompt_done(self.changes));
+            for live in &mut members {
+                live.prompt_done(self.changes);
+                if live.job.request.sampling.max_tokens == Some(0) && ahead {
+                    live.outcome = Some(Ok(FinishReason::Length));
+                }
+            }
             let last = members.pop();
             let forks = members.into_iter().map(|live| Decoding { live, cache: cache.clone(), answer });
             self.decoding.extend(forks);
@@ -381,35 +384,73 @@ impl<F: Forward> Scheduler<F> {
         }
     }
 
-    /// Draws a token for every request that has an answer to draw from, in parallel (every request has its own random
-    /// stream, so the order does not matter), and answers those that are done. Requests stay in `decoding` while they
-    /// draw, so that a panicking callback loses none before the engine has said why.
+    /// Waits for the step under way and draws from what it answers.
+    fn finish(&mut self) -> Result<(), String> {
+        let Some(step) = self.underway.take() else { return Ok(()) };
+        let mut answers = step.finish(self.forward.vocab_size())?;
+        self.scored(&mut answers);
+        self.draw(&answers);
+        self.end_done();
+        Ok(())
+    }
+
+    /// Notes what was asked of prompts.
+    fn scored(&mut self, answers: &mut [Answer]) {
+        let vocab = self.forward.vocab_size();
+        for p in &mut self.prefills {
+            let Some(first) = p.members.first_mut().filter(|first| first.scores_prompt()) else { continue };
+            match p.answer.now.and_then(|i| answers.get_mut(i)) {
+                Some(Answer::Logits(rows)) => {
+                    first.score_prompt(&self.forward, p.done - rows.len() / vocab + 1, rows);
+                    // The last row is what the next token is drawn from.
+                    rows.drain(..rows.len() - vocab);
+                }
+                Some(Answer::Scores(scores)) => {
+                    first.take_scores(first.scored_tokens() + 1, std::mem::take(scores));
+                    p.answer.now = None;
+                }
+                Some(Answer::Token(..)) | None => {}
+            }
+        }
+        self.prefilled(self.forward.runs_ahead());
+    }
+
+    /// Draws a token for every request that has an answer to draw from; every request has its own random stream, so the order
+    /// does not matter. Requests stay in `decoding` while they draw, so that a panicking callback loses none before the engine
+    /// has said why.
     fn draw(&mut self, answers: &[Answer]) {
         let (forward, version, context) = (&self.forward, self.version, self.config.max_model_len);
-        let draw = |d: &mut Decoding<F::Cache>| match d.answer.take().and_then(|i| answers.get(i)) {
-            Some(answer) => d.live.next(forward, version, context, answer),
-            None => 0,
+        let draw = |d: &mut Decoding<F::Cache>| match d.answer.now.take().and_then(|i| answers.get(i)) {
+            Some(answer) if d.live.outcome.is_none() => d.live.next(forward, version, context, answer),
+            _ => 0,
         };
-        self.counts.decode_tokens += match self.decoding.as_mut_slice() {
-            [] => 0,
-            [one] => draw(one),
-            many => many.par_iter_mut().map(draw).sum(),
+        let slow = |d: &Decoding<F::Cache>| {
+            d.live.is_slow() || matches!(d.answer.now.and_then(|i| answers.get(i)), Some(Answer::Logits(_)))
         };
+        self.counts.decode_tokens += match self.decoding.len() > 1 && self.decoding.iter().any(slow) {
+            true => self.decoding.par_iter_mut().map(draw).sum(),
+            false => self.decoding.iter_mut().map(draw).sum::<u64>(),
+        };
+    }
+
+    /// Answers those that are done.
+    fn end_done(&mut self) {
         let done: Vec<_> = self.decoding.extract_if(.., |d| d.live.outcome.is_some()).collect();
         if done.is_empty() {
             return;
         }
         let mut over = Vec::with_capacity(done.len());
-        for Decoding { live, cache, .. } in done {
+        for Decoding { live, mut cache, .. } in done {
             let well = matches!(live.outcome, Some(Ok(_)));
             match live.is_cancelled() {
                 true => self.counts.cancelled += 1,
                 false => self.counts.finished += u64::from(well),
             }
-            // What it leaves is the beginning of a next turn; the last token is not in the cache.
+            // What it leaves is the beginning of a next turn; the last token is not in the cache, or came there in vain.
             if well && live.job.request.goes_on && live.began == Some(self.changes) {
                 let mut ids = live.context();
                 ids.pop();
+                cache.truncate(ids.len());
                 self.prefixes.keep(live.job.request.salt(), ids, cache);
             }
             over.push(live);

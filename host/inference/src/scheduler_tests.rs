@@ -1,6 +1,7 @@
 //! The scheduler over a model made of a hash: what is shared, what is dropped, and that nothing depends on company.
 
 use super::*;
+use crate::forward::Answers;
 use crate::live::Job;
 use crate::request::{Class, Event, PromptDone, Request};
 use crate::sampler::draw;
@@ -17,22 +18,72 @@ const VOCAB: usize = 13;
 #[derive(Clone)]
 struct Hash {
     weights: u64,
-    /// Whether it draws where it may.
-    draws: bool,
+    role: Role,
+    /// What the last step that ran ahead answered.
+    last: Arc<Mutex<Vec<Answer>>>,
+}
+
+/// How much a model does.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    Logits,
+    /// Draws where it may.
+    Draws,
+    /// Draws, scores, and lets steps begin before the answers of the one before are looked at.
+    Ahead,
 }
 
 thread_local! {
-    /// What new models are given as `draws`.
-    static DRAWS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// That of new models.
+    static ROLE: std::cell::Cell<Role> = const { std::cell::Cell::new(Role::Logits) };
 }
 
 impl Hash {
+    fn new(weights: u64) -> Self {
+        Hash { weights, role: ROLE.get(), last: Arc::default() }
+    }
+
+    fn run(&self, work: &mut Work<'_, Seen>, new: &[TokenId]) -> Result<Option<Answer>, String> {
+        if new.is_empty() {
+            return Err("an item without ids".into());
+        }
+        let past = work.cache.ids.len();
+        let held = |id: &TokenId| (self.weights, *id, Arc::new(work.cache.meter.hold(1)));
+        let new: Vec<_> = new.iter().map(held).collect();
+        work.cache.ids.extend(new);
+        let adapter = work.adapter.map_or(0, |adapter| mix(adapter.id()));
+        let row = |seen: &[(u64, TokenId, Arc<Held>)]| {
+            let seen = seen.iter().fold(self.weights ^ adapter, |h, (w, id, _)| mix(h ^ mix(*w) ^ u64::from(*id)));
+            (0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0).collect::<Vec<f32>>()
+        };
+        let ids = &work.cache.ids;
+        let rows = (past + 1..=ids.len()).map(|len| row(&ids[..len]));
+        match work.want {
+            Want::Nothing => Ok(None),
+            Want::AllLogits => Ok(Some(Answer::Logits(rows.flatten().collect()))),
+            Want::Scores { labels, temperature, most } => {
+                assert!(self.role == Role::Ahead && labels.len() == ids.len() - past);
+                let score = |(row, label): (Vec<f32>, &TokenId)| {
+                    let mut order: Vec<usize> = (0..VOCAB).collect();
+                    order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+                    let logprob = |id: usize| self.logprob(&row, id as TokenId, temperature);
+                    let rank = row.iter().filter(|x| **x > row[*label as usize]).count() as u32 + 1;
+                    let top = order.into_iter().take(most).map(|id| (id as TokenId, logprob(id))).collect();
+                    prl_model::Score { logprob: logprob(*label as usize), rank, top }
+                };
+                Ok(Some(Answer::Scores(rows.zip(labels).map(score).collect())))
+            }
+            want => self.answer(want, row(ids)).map(Some),
+        }
+    }
+
     fn answer(&self, want: Want, row: Vec<f32>) -> Result<prl_model::Answer, String> {
         let Want::Token(how) = want else { return Ok(prl_model::Answer::Logits(row)) };
-        if !self.draws {
+        if self.role == Role::Logits {
             return Ok(prl_model::Answer::Logits(row));
         }
-        let sampling = SamplingParams { temperature: how.temperature, ..SamplingParams::default() };
+        let prl_model::Draw { temperature, top_k, top_p, min_p, .. } = how;
+        let sampling = SamplingParams { temperature, top_k, top_p, min_p, ..SamplingParams::default() };
         let token = draw(&row, &sampling, how.uniform).map_err(|e| e.to_string())?;
         let logprob = self.logprob(&row, token, sampling.logprob_temperature());
         Ok(prl_model::Answer::Token(token, logprob))
@@ -68,29 +119,27 @@ impl Forward for Hash {
     }
 
     fn extend(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Vec<prl_model::Answer>, String> {
+        batch.iter_mut().filter_map(|work| self.run(work, work.ids).transpose()).collect()
+    }
+
+    fn runs_ahead(&self) -> bool {
+        self.role == Role::Ahead
+    }
+
+    fn begin(&self, batch: &mut [Work<'_, Self::Cache>]) -> Result<Answers, String> {
         let mut answers = Vec::new();
+        let mut last = self.last.lock().unwrap();
         for work in batch {
-            if work.ids.is_empty() {
-                return Err("an item without ids".into());
-            }
-            let past = work.cache.ids.len();
-            let held = |id: &TokenId| (self.weights, *id, Arc::new(work.cache.meter.hold(1)));
-            let new: Vec<_> = work.ids.iter().map(held).collect();
-            work.cache.ids.extend(new);
-            let adapter = work.adapter.map_or(0, |adapter| mix(adapter.id()));
-            let row = |seen: &[(u64, TokenId, Arc<Held>)]| {
-                let seen = seen.iter().fold(self.weights ^ adapter, |h, (w, id, _)| mix(h ^ mix(*w) ^ u64::from(*id)));
-                (0..VOCAB as u64).map(|v| (mix(seen ^ v) % 1000) as f32 / 250.0).collect::<Vec<f32>>()
-            };
-            let ids = &work.cache.ids;
-            match work.want {
-                Want::Nothing => {}
-                Want::AllLogits => answers
-                    .push(prl_model::Answer::Logits((past + 1..=ids.len()).flat_map(|len| row(&ids[..len])).collect())),
-                want => answers.push(self.answer(want, row(ids))?),
-            }
+            let drawn = work.follows.map(|answer| match last[answer] {
+                Answer::Token(id, _) => id,
+                _ => panic!("follows what was not drawn"),
+            });
+            assert!(drawn.is_none() || self.runs_ahead());
+            let ids = drawn.map_or(work.ids.to_vec(), |id| vec![id]);
+            answers.extend(self.run(work, &ids)?);
         }
-        Ok(answers)
+        last.clone_from(&answers);
+        Ok(Box::new(|| Ok(answers)))
     }
 
     fn logprob(&self, logits: &[f32], token: TokenId, temperature: f32) -> f32 {
@@ -114,8 +163,7 @@ struct Bench {
 impl Bench {
     fn new(config: EngineConfig) -> Self {
         let stats: Arc<Mutex<Stats>> = Arc::default();
-        let scheduler =
-            Scheduler::new(Hash { weights: 0, draws: DRAWS.get() }, PolicyVersion(0), config, stats.clone());
+        let scheduler = Scheduler::new(Hash::new(0), PolicyVersion(0), config, stats.clone());
         Bench { scheduler, stats }
     }
 
@@ -126,7 +174,7 @@ impl Bench {
     }
 
     fn update(&mut self, version: u64) {
-        self.scheduler.update(Hash { weights: version, draws: DRAWS.get() }, PolicyVersion(version));
+        self.scheduler.update(Hash::new(version), PolicyVersion(version)).unwrap();
     }
 
     fn finish(&mut self) {
@@ -301,6 +349,10 @@ fn classes_take_turns_and_each_keeps_its_order() {
 
 #[test]
 fn prompts_are_scored_like_what_follows_them() {
+    [Role::Logits, Role::Ahead].into_iter().for_each(|role| playing(role, scored_prompts));
+}
+
+fn scored_prompts() {
     let long: Vec<TokenId> = (0..100).map(|i| i * 5 % 13).collect();
     let mut bench = Bench::new(EngineConfig { prefill_tokens: 30, ..EngineConfig::new(2, 128) });
     let mut scored = request(&long, 1, 3);
@@ -312,12 +364,18 @@ fn prompts_are_scored_like_what_follows_them() {
     let (prompt, tokens, _) = all(events);
     assert_eq!((prompt.cached_tokens, prompt.logprobs.len()), (0, 99));
     assert_eq!(tokens.iter().map(|drawn| drawn.scored.id).collect::<Vec<_>>(), take(plain).ids());
-    let hash = Hash { weights: 0, draws: false };
+    let hash = Hash { role: Role::Logits, ..Hash::new(0) };
     for (at, scored) in prompt.logprobs.iter().chain(tokens.iter().map(|drawn| &drawn.scored)).enumerate() {
         let ids: Vec<_> = long.iter().copied().chain(tokens.iter().map(|drawn| drawn.scored.id)).collect();
         let mut cache = hash.new_cache(&Meter::default());
         let row = hash
-            .extend(&mut [Work { cache: &mut cache, ids: &ids[..=at], want: Want::Logits, adapter: None }])
+            .extend(&mut [Work {
+                cache: &mut cache,
+                ids: &ids[..=at],
+                follows: None,
+                want: Want::Logits,
+                adapter: None,
+            }])
             .unwrap();
         let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
         assert_eq!((scored.id, scored.logprob), (ids[at + 1], hash.logprob(row, ids[at + 1], 1.0)));
@@ -348,10 +406,10 @@ fn a_pause_keeps_everything() {
     let mut bench = Bench::new(config(2));
     let answer = bench.submit(&request(&[1, 2], 3, 6));
     (0..3).for_each(|_| bench.scheduler.step().unwrap());
-    bench.scheduler.pause(true);
+    bench.scheduler.pause(true).unwrap();
     assert!(bench.scheduler.is_idle() && bench.stats().paused);
     let other = bench.submit(&request(&[1, 2], 4, 2));
-    bench.scheduler.pause(false);
+    bench.scheduler.pause(false).unwrap();
     bench.finish();
     assert_eq!(take(answer), alone(&request(&[1, 2], 3, 6)));
     assert_eq!(take(other), alone(&request(&[1, 2], 4, 2)));
@@ -400,7 +458,7 @@ fn new_requests_never_see_old_weights_and_running_ones_go_on() {
     let mut bench = Bench::new(EngineConfig { prefill_tokens: 64, ..config(1) });
     let old = bench.submit(&request(&long, 1, 4));
     bench.scheduler.step().unwrap();
-    bench.scheduler.update(Hash { weights: 1, draws: DRAWS.get() }, PolicyVersion(0));
+    bench.scheduler.update(Hash::new(1), PolicyVersion(0)).unwrap();
     bench.finish();
     let next = [&long[..], take(old).ids()].concat();
     let new = bench.submit(&request(&next, 2, 3));
@@ -468,9 +526,11 @@ fn logprobs_are_over_the_whole_vocabulary_whatever_is_filtered() {
     filtered.sampling =
         SamplingParams { temperature: 0.7, top_k: Some(2), top_p: 0.5, min_p: 0.1, ..filtered.sampling };
     let got = alone(&filtered);
-    let hash = Hash { weights: 0, draws: DRAWS.get() };
+    let hash = Hash::new(0);
     let mut cache = hash.new_cache(&Meter::default());
-    let row = hash.extend(&mut [Work { cache: &mut cache, ids: &[1, 2], want: Want::Logits, adapter: None }]).unwrap();
+    let row = hash
+        .extend(&mut [Work { cache: &mut cache, ids: &[1, 2], follows: None, want: Want::Logits, adapter: None }])
+        .unwrap();
     let prl_model::Answer::Logits(row) = &row[0] else { panic!("logits") };
     assert_eq!(got.logprobs()[0], hash.logprob(row, got.ids()[0], 0.7));
     let mut greedy = request(&[1, 2], 3, 1);
@@ -490,11 +550,61 @@ fn a_model_that_draws_itself_gives_the_same_tokens() {
     let guided = Request { guide: Some(GUIDES[1].clone()), ..request(&[4, 2], 8, 9) };
     for request in [request(&[4, 2], 8, 9), filtered, greedy, penalised, guided] {
         let here = alone(&request);
-        DRAWS.set(true);
-        let there = alone(&request);
-        DRAWS.set(false);
-        assert_eq!(here, there);
+        for role in [Role::Draws, Role::Ahead] {
+            assert_eq!(here, playing(role, || alone(&request)));
+        }
     }
+}
+
+/// What `run` gives with models of this role.
+fn playing<R>(role: Role, run: impl FnOnce() -> R) -> R {
+    ROLE.set(role);
+    let got = run();
+    ROLE.set(Role::Logits);
+    got
+}
+
+#[test]
+fn a_model_that_runs_ahead_is_asked_for_every_token_once_and_what_was_begun_in_vain_is_dropped() {
+    let prompt: Vec<TokenId> = (0..40).map(|i| i % 13).collect();
+    let free = alone(&request(&prompt, 3, 12));
+    let mut stopped = request(&prompt, 3, 12);
+    stopped.sampling.stop_token_ids = vec![free.ids()[6]];
+    let want = alone(&stopped);
+    playing(Role::Ahead, || {
+        let mut bench = Bench::new(EngineConfig { prefill_tokens: 64, ..config(2) });
+        let (cut, whole) =
+            (bench.submit(&stopped), bench.submit(&Request { streams: false, ..request(&prompt, 3, 12) }));
+        bench.finish();
+        assert_eq!((take(cut), take(whole)), (want.clone(), free.clone()));
+        assert_eq!((bench.stats().decode_tokens as usize, bench.stats().prefills), (want.ids().len() + 12, 1));
+        // The next turn finds all of the one before, and nothing that was begun in vain.
+        let next = [&prompt[..], want.ids(), &[1, 2]].concat();
+        let answer = bench.submit(&request(&next, 4, 3));
+        bench.finish();
+        let (told, tokens, _) = all(answer);
+        assert!(told.cached_tokens >= prompt.len() + want.ids().len() - 1);
+        let tokens: Vec<TokenId> = tokens.iter().map(|drawn| drawn.scored.id).collect();
+        assert_eq!(tokens, playing(Role::Logits, || alone(&request(&next, 4, 3))).ids());
+        ROLE.set(Role::Ahead);
+        // Scoring alone ends without a token, also of a single one.
+        for ids in [&prompt[..], &prompt[..1]] {
+            let mut scored = request(ids, 5, 0);
+            scored.sampling.prompt_logprobs = Some(1);
+            let answer = bench.submit(&scored);
+            bench.finish();
+            let (told, tokens, end) = all(answer);
+            assert_eq!((told.logprobs.len(), tokens.len(), end), (ids.len() - 1, 0, Ok(FinishReason::Length)));
+        }
+        // New weights wait for the step under way.
+        let old = bench.submit(&request(&prompt, 3, 12));
+        (0..5).for_each(|_| bench.scheduler.step().unwrap());
+        bench.update(1);
+        assert!(bench.scheduler.underway.is_none());
+        bench.finish();
+        let old = take(old);
+        assert_eq!((old.ids()[0], old.versions()), (free.ids()[0], Some((PolicyVersion(0), PolicyVersion(1)))));
+    });
 }
 
 /// Answers every row with the same token.
@@ -525,6 +635,7 @@ impl Forward for Stubborn {
             Want::Logits => Some(prl_model::Answer::Logits(vec![0.0; VOCAB])),
             Want::AllLogits => Some(prl_model::Answer::Logits(vec![0.0; VOCAB * w.ids.len()])),
             Want::Token(_) => Some(prl_model::Answer::Token(1, self.0)),
+            Want::Scores { .. } => None,
         };
         Ok(batch.iter_mut().filter_map(|w| answer(&w)).collect())
     }
@@ -541,7 +652,7 @@ fn a_drawn_token_without_a_probability_ends_its_request_and_one_nobody_asked_for
         let (events, answer) = unbounded_channel();
         let mut filtered = request(&[1, 2], 3, 5);
         // A model that draws where it was asked for logits.
-        filtered.sampling.top_k = (forward.0 == 0.0).then_some(3);
+        filtered.sampling.logprobs = (forward.0 == 0.0).then_some(3);
         scheduler.submit(Job { request: filtered, events });
         let mut ended = Ok(());
         while ended.is_ok() && !scheduler.is_idle() {
@@ -613,7 +724,7 @@ proptest! {
     #[test]
     fn tokens_do_not_depend_on_company(
         plans in prop::collection::vec(plan(), 1..12),
-        max_batch in 1usize..6, prefill_tokens in 1usize..20, kept_prefixes in 0usize..4, cache_bytes in 64usize..300,
+        ahead in any::<bool>(), max_batch in 1usize..6, prefill_tokens in 1usize..20, kept_prefixes in 0usize..4, cache_bytes in 64usize..300,
     ) {
         let requests: Vec<Request> = plans
             .iter()
@@ -625,6 +736,9 @@ proptest! {
                 if p.greedy {
                     r.sampling.temperature = 0.0;
                 }
+                if p.seed % 3 == 0 {
+                    (r.sampling.top_k, r.sampling.top_p, r.streams) = (Some(4), 0.9, false);
+                }
                 r.guide = p.guide.map(|i| GUIDES[i].clone());
                 if p.penalised {
                     (r.sampling.repetition_penalty, r.sampling.frequency_penalty) = (1.5, 0.7);
@@ -632,8 +746,8 @@ proptest! {
                 r
             })
             .collect();
-        let mut bench =
-            Bench::new(EngineConfig { prefill_tokens, kept_prefixes, cache_bytes, ..EngineConfig::new(max_batch, 64) });
+        let config = EngineConfig { prefill_tokens, kept_prefixes, cache_bytes, ..EngineConfig::new(max_batch, 64) };
+        let mut bench = playing(if ahead { Role::Ahead } else { Role::Logits }, || Bench::new(config));
         let mut answers: Vec<Option<Events>> = plans.iter().map(|_| None).collect();
         for step in 0..12 {
             for i in 0..plans.len() {

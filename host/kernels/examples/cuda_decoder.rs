@@ -2,8 +2,10 @@
 //!
 //! Arguments, in any order: `test` (every variant of heads, bf16 and f32); `train=BxT` (B documents of T tokens a step;
 //! `:sft` behind it computes both passes at once, `:ac` recomputes every layer, `:trace` lists where the time goes, in this
-//! order); `decode=BxT` (B sequences behind T cached tokens); `tiny` (two narrow layers instead of the whole model);
-//! `cache=FOLDER` (compiled kernels).
+//! order); `decode=BxT` (B sequences behind T cached tokens, each step waited for, and steps begun one ahead; `:filters` draws
+//! under top-k, top-p and min-p); `prefill=BxT` (B new sequences of T tokens); `updates=N` (so many new weights while another
+//! thread decodes, and what is left of memory); `tiny` (two narrow layers instead of the whole model); `cache=FOLDER` (compiled
+//! kernels).
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prl_kernels::cuda::decoder::{
-    Answer, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
+    Answer, Draw, Item, Keep, Recompute, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
     self_test,
 };
 use prl_kernels::cuda::{AdamStep, Context, CudaError, bf16};
@@ -168,50 +170,150 @@ fn train(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     Ok(())
 }
 
-fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
-    let (shape, trace) = shape.split_once(':').map_or((shape, false), |(shape, option)| (shape, option == "trace"));
-    let Some((batch, len)) = pair(shape) else { return Ok(()) };
+type Caches = Vec<prl_kernels::cuda::decoder::Cache<bf16>>;
+
+fn sampling(c: &Arc<Context>, dims: &Dims, weights: &Grads) -> Result<Sampling<bf16>, CudaError> {
     let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024, tokens: 0 };
     let made = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?.weights()?;
-    let sampling = Sampling::new(c.clone(), made, Workspace::default())?;
+    Sampling::new(c.clone(), made, Workspace::default())
+}
+
+fn filled(s: &Sampling<bf16>, batch: usize, prompt: &[u32]) -> Result<Caches, CudaError> {
     let meter = prl_kernels::Meter::default();
-    let mut caches: Vec<_> = (0..batch).map(|_| sampling.new_cache(&meter)).collect();
-    let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
-    let start = Instant::now();
+    let mut caches: Caches = (0..batch).map(|_| s.new_cache(&meter)).collect();
     for chunk in caches.chunks_mut(16) {
         let mut items: Vec<Item<'_, bf16>> =
-            chunk.iter_mut().map(|cache| Item { cache, ids: &prompt, want: Want::Nothing }).collect();
-        sampling.extend(&mut items)?;
+            chunk.iter_mut().map(|cache| Item { cache, ids: prompt, follows: None, want: Want::Nothing }).collect();
+        s.extend(&mut items)?;
     }
-    let prefill = start.elapsed().as_secs_f64();
-    let mut times = Vec::new();
+    Ok(caches)
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
+    let (shape, trace) = shape.strip_suffix(":trace").map_or((shape, false), |s| (s, true));
+    let (shape, filters) = shape.strip_suffix(":filters").map_or((shape, false), |s| (s, true));
+    let Some((batch, len)) = pair(shape) else { return Ok(()) };
+    let sampling = sampling(c, dims, weights)?;
+    let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
+    let mut caches = filled(&sampling, batch, &prompt)?;
     let mut ids = vec![[5u32]; batch];
-    let want = Want::Token { inv_temp: 1.0, uniform: 0.37 };
+    let plain = Draw::plain(1.0, 0.37);
+    let want = Want::Token(if filters { Draw { top_k: 50, top_p: 0.95, min_p: 0.01, ..plain } } else { plain });
+    let items = |caches: &mut Caches, ids: &[[u32; 1]], ahead: bool| -> Result<_, CudaError> {
+        let follows = |i| ahead.then_some(i);
+        let items = caches.iter_mut().zip(ids).enumerate();
+        sampling.begin(
+            &mut items.map(|(i, (cache, ids))| Item { cache, ids, follows: follows(i), want }).collect::<Vec<_>>(),
+        )
+    };
+    let mut times = Vec::new();
     for _ in 0..12 {
-        let mut items: Vec<Item<'_, bf16>> =
-            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, want }).collect();
         let clock = Instant::now();
-        let answers = sampling.extend(&mut items)?;
-        times.push(clock.elapsed().as_secs_f64() * 1e3);
+        let answers = items(&mut caches, &ids, false)?.finish()?;
+        times.push(ms(clock));
         for (id, answer) in ids.iter_mut().zip(answers) {
             if let Answer::Token(token, _) = answer {
                 id[0] = token;
             }
         }
     }
+    let mut underway = items(&mut caches, &ids, false)?;
+    let mut ahead = Vec::new();
+    for _ in 0..24 {
+        let clock = Instant::now();
+        let next = items(&mut caches, &ids, true)?;
+        std::mem::replace(&mut underway, next).finish()?;
+        ahead.push(ms(clock));
+    }
+    underway.finish()?;
     if trace {
-        let mut items: Vec<Item<'_, bf16>> =
-            caches.iter_mut().zip(&ids).map(|(cache, ids)| Item { cache, ids, want }).collect();
-        let (_, traced) = c.trace(|| sampling.extend(&mut items))?;
+        let (_, traced) = c.trace(|| items(&mut caches, &ids, false)?.finish())?;
         for t in traced {
             println!("TRACE {:9.3} ms {:5} times {:7.2} us  {}", t.ms, t.count, t.ms * 1e3 / t.count as f64, t.name);
         }
     }
-    times.sort_by(f64::total_cmp);
+    // What must be read from memory: all weights but the embedding's other rows, and keys and values.
+    let read = dims.parameters() + batch * (len + 24) * 2 * dims.layers * dims.kv_width();
+    let (waited, ahead) = (median(&mut times), median(&mut ahead));
     println!(
-        "DECODE {batch} sequences behind {len}: {:.2} ms a step and drawn token, prefill {:.0} tok/s",
-        times[times.len() / 2],
-        (batch * len) as f64 / prefill
+        "DECODE {batch} sequences behind {len}{}: {waited:.3} ms a step, {ahead:.3} ms begun ahead, {:.0} tok/s, {:.1} % of \
+         4.8 TB/s",
+        if filters { " filtered" } else { "" },
+        batch as f64 / ahead * 1e3,
+        100.0 * 2.0 * read as f64 / (ahead * 1e-3) / 4.8e12
+    );
+    Ok(())
+}
+
+fn prefill(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
+    let Some((batch, len)) = pair(shape) else { return Ok(()) };
+    let sampling = sampling(c, dims, weights)?;
+    let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
+    let (meter, want) = (prl_kernels::Meter::default(), Want::Token(Draw::plain(1.0, 0.37)));
+    let mut times = Vec::new();
+    for _ in 0..8 {
+        let mut caches: Caches = (0..batch).map(|_| sampling.new_cache(&meter)).collect();
+        let clock = Instant::now();
+        let items = caches.iter_mut().map(|cache| Item { cache, ids: &prompt, follows: None, want });
+        sampling.extend(&mut items.collect::<Vec<_>>())?;
+        times.push(ms(clock));
+    }
+    let time = median(&mut times);
+    println!("PREFILL {batch}x{len}: {time:.2} ms, {:.0} tok/s", (batch * len) as f64 / time * 1e3);
+    Ok(())
+}
+
+/// New weights again and again, handed over between two decode steps of 128 sequences.
+fn updates(c: &Arc<Context>, dims: &Dims, weights: &Grads, count: &str) -> Done {
+    let Ok(count) = count.parse::<usize>() else { return Ok(()) };
+    let sampled = Arc::new(Context::new(0, None)?);
+    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 1024, tokens: 0 };
+    let mut training = Training::<bf16>::new(c.clone(), dims, rope(dims), options, &weights.slices())?;
+    let work = Workspace::default();
+    let mut sampling = Sampling::new(sampled.clone(), training.weights()?, work.clone())?;
+    let prompt: Vec<u32> = (0..128).collect();
+    let mut caches = filled(&sampling, 128, &prompt)?;
+    let want = Want::Token(Draw::plain(1.0, 0.37));
+    let step = |sampling: &Sampling<bf16>, caches: &mut Caches| {
+        // Not longer and longer.
+        caches.iter_mut().for_each(|cache| cache.truncate(128));
+        let items = caches.iter_mut().map(|cache| Item { cache, ids: &[5], follows: None, want });
+        sampling.begin(&mut items.collect::<Vec<_>>())
+    };
+    let adam = AdamStep { lr: 1e-6, beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.0, step: 0 };
+    let (mut handed, mut first, mut used) = (Vec::new(), Vec::new(), Vec::new());
+    let mut underway = step(&sampling, &mut caches)?;
+    for update in 0..count {
+        training.step(StepNumbers { adam, max_norm: None })?;
+        c.synchronize()?;
+        let clock = Instant::now();
+        let new = training.weights()?;
+        sampling = Sampling::new(sampled.clone(), new, work.clone())?;
+        handed.push(ms(clock));
+        underway.finish()?;
+        step(&sampling, &mut caches)?.finish()?;
+        first.push(ms(clock));
+        underway = step(&sampling, &mut caches)?;
+        if update % (count / 8).max(1) == 0 || update + 1 == count {
+            let (free, total) = c.memory_bytes()?;
+            used.push((total - free) >> 20);
+        }
+    }
+    underway.finish()?;
+    println!(
+        "UPDATES {count}: {:.2} ms until handed over, {:.2} ms until the first step of 128 sequences with them is done; MiB in \
+         use at times between {used:?}",
+        median(&mut handed),
+        median(&mut first)
     );
     Ok(())
 }
@@ -221,6 +323,9 @@ fn pair(shape: &str) -> Option<(usize, usize)> {
     Some((a.parse().ok()?, b.parse().ok()?))
 }
 
+/// What is timed.
+const TIMED: [&str; 4] = ["train", "decode", "prefill", "updates"];
+
 fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let cache = arguments.iter().find_map(|a| a.strip_prefix("cache="));
     let c = Arc::new(Context::new(0, cache.map(Path::new))?);
@@ -229,14 +334,19 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
         right = test(&c)?;
     }
     let timed: Vec<&String> =
-        arguments.iter().filter(|a| a.starts_with("train=") || a.starts_with("decode=")).collect();
+        arguments.iter().filter(|a| TIMED.iter().any(|what| a.split('=').next() == Some(what))).collect();
     if !timed.is_empty() {
         let dims = dims(arguments.iter().any(|a| a == "tiny"));
         let weights = random_weights(&dims);
         for argument in timed {
             let (what, shape) = argument.split_once('=').unwrap_or_default();
-            let done =
-                if what == "train" { train(&c, &dims, &weights, shape) } else { decode(&c, &dims, &weights, shape) };
+            let time = match what {
+                "train" => train,
+                "prefill" => prefill,
+                "updates" => updates,
+                _ => decode,
+            };
+            let done = time(&c, &dims, &weights, shape);
             if let Err(e) = done {
                 println!("{argument}: {e}");
                 right = false;

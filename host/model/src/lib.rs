@@ -30,4 +30,4 @@ pub use gpu::{Arithmetic, Gpu, GpuOptions, Recompute};
 pub use hub::{HubOptions, resolve};
 pub use learner::{HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};
 pub use rope::{RopeConfig, RopeScaling};
-pub use sample::{Answer, Cache, Draw, Extend, Snapshot, Want};
+pub use sample::{Answer, Cache, Draw, Extend, Score, Snapshot, Underway, Want};

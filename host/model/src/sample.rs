@@ -1,5 +1,5 @@
 //! What inference sees of a model: [`Snapshot`] to sample from, [`Cache`] for a sequence, and what it may ask for. Owns
-//! these terms; must not know requests, filters or training.
+//! these terms; must not know requests or training.
 
 use crate::{Adapter, Decoder, Kernels, ModelConfig, ModelError, fast, reference};
 use prl_kernels::Meter;
@@ -27,9 +27,45 @@ pub trait Snapshot: Send + Sync {
     /// is taken, a failing device.
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError>;
 
+    /// Whether [`Snapshot::begin`] returns before the answers are there and takes `follows`, and everything that may be wanted is
+    /// answered as wanted: tokens are drawn under filters, and scores given.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    /// Begins what [`Snapshot::extend`] does. Where `follows[n]` names an answer of the step begun before, item n's one token
+    /// is the one drawn there, whatever its `ids` say. Of two steps under way the first one is waited for first.
+    ///
+    /// # Errors
+    /// As [`Snapshot::extend`]; an item that follows where none can or what is no drawn token.
+    fn begin(&self, batch: &mut [Extend<'_>], follows: &[Option<usize>]) -> Result<Box<dyn Underway>, ModelError> {
+        match follows.iter().any(Option::is_some) {
+            true => Err(ModelError::Input("a sequence that goes on before its token is known".into())),
+            false => Ok(Box::new(Done(self.extend(batch)?))),
+        }
+    }
+
     /// log softmax(logits / temperature)[id] of one row of logits, computed exactly as [`Learner::forward`] does on
     /// the CPU, so that sampler and trainer agree to the bit there. Temperature 0 counts as 1.
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32;
+}
+
+/// A step that was begun.
+pub trait Underway: Send {
+    /// Waits for what [`Snapshot::extend`] would have returned.
+    ///
+    /// # Errors
+    /// A failing device.
+    fn finish(self: Box<Self>) -> Result<Vec<Answer>, ModelError>;
+}
+
+/// A step that was done at once.
+struct Done(Vec<Answer>);
+
+impl Underway for Done {
+    fn finish(self: Box<Self>) -> Result<Vec<Answer>, ModelError> {
+        Ok(self.0)
+    }
 }
 
 /// One sequence's part of a call of [`Snapshot::extend`].
@@ -39,31 +75,47 @@ pub struct Extend<'a> {
     /// The new tokens, at least one.
     pub ids: &'a [TokenId],
     /// What is wanted of the token that follows.
-    pub want: Want,
+    pub want: Want<'a>,
     /// What is added to the weights for it.
     pub adapter: Option<&'a Adapter>,
 }
 
 /// What an item wants of the distribution of the token that follows its last one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Want {
+pub enum Want<'a> {
     /// Nothing.
     Nothing,
     /// Its logits.
     Logits,
     /// The logits after every one of its tokens.
     AllLogits,
-    /// A token drawn from all of it; an implementation that does not draw answers with the logits.
+    /// A token drawn from it; an implementation that does not draw answers with the logits.
     Token(Draw),
+    /// How likely a label is after every one of its tokens; asked of those only that answer it.
+    Scores {
+        /// As many as tokens.
+        labels: &'a [TokenId],
+        /// Divides the logits; 0 counts as 1.
+        temperature: f32,
+        /// How many of the likeliest tokens are told beside each label.
+        most: usize,
+    },
 }
 
-/// How a token is drawn where no filter applies.
+/// How a token is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// Divides the logits; 0 takes the most likely token.
     pub temperature: f32,
-    /// The token at which the running sum of probabilities passes this number of [0, 1), in order of ids.
+    /// The token at which the running sum of probabilities of what is kept passes this number of [0, 1), in order of ids.
     pub uniform: f64,
+    /// Keeps so many of the most likely tokens, and those as likely as the last of them.
+    pub top_k: Option<usize>,
+    /// Of what is left keeps the fewest most likely tokens that sum to this; an implementation may keep all that are as likely
+    /// as the last of them.
+    pub top_p: f32,
+    /// Before those two drops tokens less likely than this fraction of the most likely one.
+    pub min_p: f32,
 }
 
 /// The answer to a [`Want`].
@@ -73,15 +125,28 @@ pub enum Answer {
     Logits(Vec<f32>),
     /// A drawn token, and its log-probability as [`Snapshot::logprob`] defines it; NaN where the logits were not sound.
     Token(TokenId, f32),
+    /// Of each token.
+    Scores(Vec<Score>),
 }
 
-impl Want {
+/// How likely a label is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// As [`Snapshot::logprob`] defines it; NaN where the logits were not sound.
+    pub logprob: f32,
+    /// Its place by likelihood, from 1.
+    pub rank: u32,
+    /// The likeliest tokens and their log-probabilities, equals in order of ids.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+impl Want<'_> {
     /// After how many of an item's last tokens logits are wanted.
     pub(crate) fn logits(self, tokens: usize) -> usize {
         match self {
             Want::Nothing => 0,
             Want::Logits | Want::Token(_) => 1,
-            Want::AllLogits => tokens,
+            Want::AllLogits | Want::Scores { .. } => tokens,
         }
     }
 }

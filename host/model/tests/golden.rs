@@ -15,7 +15,7 @@ const BOTH: [Kernels; 2] = [Kernels::Reference, Kernels::Fast];
 fn rows(answers: Vec<Answer>) -> Vec<f32> {
     let row = |answer| match answer {
         Answer::Logits(row) => row,
-        Answer::Token(..) => panic!("logits"),
+        Answer::Token(..) | Answer::Scores(_) => panic!("logits"),
     };
     answers.into_iter().flat_map(row).collect()
 }

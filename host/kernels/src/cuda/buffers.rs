@@ -7,11 +7,11 @@ use cudarc::driver::{CudaEvent, CudaSlice, DevicePtr, DeviceRepr, PinnedHostSlic
 use super::context::{Context, In, Out, driver};
 use super::{CudaError, holds};
 
-/// Page-locked host memory that the GPU copies to, see [`Context::read_pinned`].
+/// Page-locked host memory that the GPU copies to and from, see [`Context::read_pinned`] and [`Context::write_pinned`].
 pub struct Pinned<T> {
     memory: PinnedHostSlice<T>,
     len: usize,
-    /// Reached when the last copy to it is done.
+    /// Reached when the last copy from or to it is done.
     copied: Option<CudaEvent>,
 }
 
@@ -34,6 +34,21 @@ impl<T: ValidAsZeroBits> Pinned<T> {
         let at = self.wait()?;
         // SAFETY: `len` elements, all zeroed once, and no copy is under way.
         Ok(unsafe { std::slice::from_raw_parts(at, self.len) })
+    }
+
+    /// Puts other contents at the front; waits for the last copy from or to it.
+    ///
+    /// # Errors
+    /// If they do not fit, or an operation before or the copy failed on the GPU.
+    pub fn write(&mut self, contents: &[T]) -> Result<(), CudaError>
+    where
+        T: Copy,
+    {
+        holds("page-locked memory", "it", self.len, contents.len())?;
+        let at = self.wait()?;
+        // SAFETY: `len` elements, at least as many as `contents` has, which lies elsewhere; no copy is under way.
+        unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), at, contents.len()) };
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<*mut T, CudaError> {
@@ -167,8 +182,36 @@ impl Context {
             result::memcpy_dtoh_async(memory, self.address(from), self.stream.cu_stream())
         }
         .map_err(driver("copying from the GPU"))?;
+        self.mark(to)
+    }
+
+    /// Enqueues a copy of the first `count` elements of page-locked memory over the front of a buffer.
+    ///
+    /// # Errors
+    /// If one of them is too short or the driver reports an error.
+    pub fn write_pinned<T: DeviceRepr + ValidAsZeroBits>(
+        &self,
+        from: &mut Pinned<T>,
+        count: usize,
+        to: Out<'_, T>,
+    ) -> Result<(), CudaError> {
+        holds("copy to the GPU", "the page-locked memory", from.len, count)?;
+        holds("copy to the GPU", "the destination", to.len(), count)?;
+        let memory = from.wait()?;
+        self.select()?;
+        // SAFETY: both hold `count` elements; `Pinned` waits for the event before it is read, written or freed.
+        unsafe {
+            let memory = std::slice::from_raw_parts(memory, count);
+            result::memcpy_htod_async(self.address_mut(to), memory, self.stream.cu_stream())
+        }
+        .map_err(driver("copying to the GPU"))?;
+        self.mark(from)
+    }
+
+    /// Notes the present end of the stream as that of a copy from or to page-locked memory.
+    fn mark<T>(&self, memory: &mut Pinned<T>) -> Result<(), CudaError> {
         match self.stream.record_event(None) {
-            Ok(event) => to.copied = Some(event),
+            Ok(event) => memory.copied = Some(event),
             Err(e) => {
                 // Nothing would say when the copy is done, so it has to be done now.
                 self.synchronize()?;

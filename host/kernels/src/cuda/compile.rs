@@ -48,7 +48,7 @@ impl Source {
         let body = match self {
             Self::Rows(_) => include_str!("rows.cu"),
             Self::Step(_) => include_str!("step.cu"),
-            Self::Draw => include_str!("draw.cu"),
+            Self::Draw => concat!(include_str!("filter.cuh"), include_str!("draw.cu")),
             Self::Few => include_str!("few.cu"),
             Self::Attention(_) => concat!(include_str!("tiles.cuh"), include_str!("attention.cu")),
             Self::AttentionHopper(_) => concat!(

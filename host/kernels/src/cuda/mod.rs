@@ -3,7 +3,7 @@
 //! Owns a stream, its kernels and its products. Must not know models, files other than its own cache of
 //! compiled kernels, or anything about reinforcement learning. Libraries (driver, cuBLASLt, NVRTC) are found at run
 //! time. Every operation is enqueued on the context's stream and returns at once; shapes are checked before. Sums have a
-//! fixed order and nothing is added with atomics, so the same inputs give the same bits, but for the gradient towards
+//! fixed order and no fractions are added with atomics, so the same inputs give the same bits, but for the gradient towards
 //! attention's queries where [`Context::deterministic`] was not asked for.
 
 mod attention;
@@ -32,6 +32,7 @@ pub use cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,
 };
 pub use decode::{CacheLayout, CacheRows};
+pub use draw::DrawRows;
 pub use element::{Element, bf16};
 pub use embedding::EmbedOrder;
 pub use gemm::{Matrix, Onto};

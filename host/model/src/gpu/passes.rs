@@ -6,7 +6,9 @@ use crate::fast::dims;
 use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 use crate::learner::{GpuPasses, Rows, inverse};
 use crate::sample::{CacheKind, check_ids, check_no_adapter};
-use crate::{Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Snapshot, Want};
+use crate::{
+    Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Score, Snapshot, Underway, Want,
+};
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
 };
@@ -287,9 +289,17 @@ impl<T: Stored> Snapshot for Sampled<T> {
         Cache(T::wrap(self.sampling.new_cache(meter)))
     }
 
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
+        self.begin(batch, &[])?.finish()
+    }
+
+    fn begin(&self, batch: &mut [Extend<'_>], follows: &[Option<usize>]) -> Result<Box<dyn Underway>, ModelError> {
         let mut items = Vec::with_capacity(batch.len());
-        for item in batch {
+        for (n, item) in batch.iter_mut().enumerate() {
             if item.ids.is_empty() {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
@@ -302,27 +312,47 @@ impl<T: Stored> Snapshot for Sampled<T> {
                 Want::Nothing => decoder::Want::Nothing,
                 Want::Logits => decoder::Want::Logits,
                 Want::AllLogits => decoder::Want::AllLogits,
-                Want::Token(Draw { temperature, uniform }) => decoder::Want::Token {
-                    inv_temp: inverse(temperature),
-                    uniform: if temperature == 0.0 { -1.0 } else { uniform },
-                },
+                Want::Token(draw) => decoder::Want::Token(drawn(&draw)),
+                Want::Scores { labels, temperature, most } => {
+                    check_ids(labels, &self.config)?;
+                    // There are no more tokens than that.
+                    let most = most.min(self.config.vocab_size);
+                    decoder::Want::Scores { labels, inv_temp: inverse(temperature), most }
+                }
             };
-            items.push(Item { cache, ids: item.ids, want });
+            items.push(Item { cache, ids: item.ids, follows: follows.get(n).copied().flatten(), want });
         }
-        if items.is_empty() {
-            return Ok(Vec::new());
-        }
-        let answers = self.sampling.extend(&mut items).map_err(failed)?;
-        Ok(answers
-            .into_iter()
-            .map(|answer| match answer {
-                decoder::Answer::Logits(row) => Answer::Logits(row),
-                decoder::Answer::Token(id, logprob) => Answer::Token(id, logprob),
-            })
-            .collect())
+        Ok(Box::new(Begun(self.sampling.begin(&mut items).map_err(failed)?)))
     }
 
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {
         prl_kernels::log_softmax_at(logits, inverse(temperature), id).logprob
+    }
+}
+
+fn drawn(draw: &Draw) -> decoder::Draw {
+    decoder::Draw {
+        inv_temp: inverse(draw.temperature),
+        uniform: if draw.temperature == 0.0 { -1.0 } else { draw.uniform },
+        top_k: draw.top_k.unwrap_or(0),
+        top_p: draw.top_p,
+        min_p: draw.min_p,
+    }
+}
+
+/// A step under way.
+struct Begun<T>(decoder::Underway<T>);
+
+impl<T: Stored> Underway for Begun<T> {
+    fn finish(self: Box<Self>) -> Result<Vec<Answer>, ModelError> {
+        let score = |score: decoder::Score| Score { logprob: score.logprob, rank: score.rank, top: score.top };
+        let answers = self.0.finish().map_err(failed)?.into_iter();
+        Ok(answers
+            .map(|answer| match answer {
+                decoder::Answer::Logits(row) => Answer::Logits(row),
+                decoder::Answer::Token(id, logprob) => Answer::Token(id, logprob),
+                decoder::Answer::Scores(scores) => Answer::Scores(scores.into_iter().map(score).collect()),
+            })
+            .collect())
     }
 }

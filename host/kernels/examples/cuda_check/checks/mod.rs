@@ -5,6 +5,7 @@
 mod attention;
 mod buffers;
 mod decode;
+mod draws;
 mod far;
 mod products;
 mod rows;
@@ -39,6 +40,9 @@ impl Only<'_> {
 pub fn all(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) -> Done {
     if only.topic.is_none_or(|t| t == "buffers") {
         buffers::all(c, t)?;
+    }
+    if only.topic.is_none_or(|t| t == "draws") {
+        draws::draws(c, r, t)?;
     }
     of::<bf16>(c, r, t, only)?;
     of::<f32>(c, r, t, only)

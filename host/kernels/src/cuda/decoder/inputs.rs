@@ -11,14 +11,16 @@ use crate::cuda::{CudaError, CudaSlice, CudaView, holds};
 pub(super) struct Counts {
     pub rows: usize,
     pub sequences: usize,
-    /// Rows whose logits are computed.
+    /// Rows whose logits are computed and kept.
     pub wanted: usize,
+    /// Rows whose logits are only looked at.
+    pub scored: usize,
 }
 
 /// The contents, on the host.
 #[derive(Default)]
 pub(super) struct Inputs {
-    /// Of each row.
+    /// Of each row; below 0 for a token that was drawn before, as [`crate::cuda::Context::take`] has it.
     pub ids: Vec<i32>,
     pub positions: Vec<i32>,
     pub seq: Vec<i32>,
@@ -27,9 +29,16 @@ pub(super) struct Inputs {
     pub capacities: Vec<i32>,
     /// Rows that tokens are drawn from, and behind them rows whose logits are wanted.
     pub wanted: Vec<i32>,
-    /// Of each of those.
+    /// How tokens are drawn from each of the former.
     pub inv_temp: Vec<f32>,
     pub uniform: Vec<f64>,
+    pub top_k: Vec<i32>,
+    pub top_p: Vec<f32>,
+    pub min_p: Vec<f32>,
+    /// Rows by which labels are scored.
+    pub scored: Vec<i32>,
+    pub labels: Vec<i32>,
+    pub scored_inv_temp: Vec<f32>,
 }
 
 /// The contents, on the GPU.
@@ -42,13 +51,20 @@ pub(super) struct Views<'a> {
     pub wanted: CudaView<'a, i32>,
     pub inv_temp: CudaView<'a, f32>,
     pub uniform: CudaView<'a, f64>,
+    pub top_k: CudaView<'a, i32>,
+    pub top_p: CudaView<'a, f32>,
+    pub min_p: CudaView<'a, f32>,
+    pub scored: CudaView<'a, i32>,
+    pub labels: CudaView<'a, i32>,
+    pub scored_inv_temp: CudaView<'a, f32>,
 }
 
 impl Counts {
     /// Bytes of the parts in the order in which they lie, the widest elements first.
-    fn parts(self) -> [usize; 8] {
-        let Counts { rows, sequences, wanted } = self;
-        [8 * sequences, 8 * wanted, 4 * rows, 4 * rows, 4 * rows, 4 * sequences, 4 * wanted, 4 * wanted]
+    fn parts(self) -> [usize; 14] {
+        let Counts { rows, sequences, wanted, scored } = self;
+        let (r, s, w, l) = (4 * rows, 4 * sequences, 4 * wanted, 4 * scored);
+        [2 * s, 2 * w, r, r, r, s, w, w, w, w, w, l, l, l]
     }
 
     /// Bytes of a block.
@@ -59,19 +75,36 @@ impl Counts {
 
 impl Inputs {
     pub fn counts(&self) -> Counts {
-        Counts { rows: self.ids.len(), sequences: self.bases.len(), wanted: self.wanted.len() }
+        Counts {
+            rows: self.ids.len(),
+            sequences: self.bases.len(),
+            wanted: self.wanted.len(),
+            scored: self.scored.len(),
+        }
     }
 
-    /// Adds rows of no sequence until there are as many of everything as `rows`.
-    pub fn pad(&mut self, rows: usize) {
-        self.ids.resize(rows, 0);
-        self.positions.resize(rows, 0);
-        self.seq.resize(rows, -1);
-        self.bases.resize(rows, 0);
-        self.capacities.resize(rows, 0);
-        self.wanted.resize(rows, 0);
-        self.inv_temp.resize(rows, 1.0);
-        self.uniform.resize(rows, 0.0);
+    /// Adds rows of no sequence, sequences without rows, and rows that nobody wants until there are as many as `to` says.
+    pub fn pad(&mut self, to: Counts) {
+        self.ids.resize(to.rows, 0);
+        self.positions.resize(to.rows, 0);
+        self.seq.resize(to.rows, -1);
+        self.bases.resize(to.sequences, 0);
+        self.capacities.resize(to.sequences, 0);
+        self.wanted.resize(to.wanted, 0);
+        self.scored.resize(to.scored, 0);
+        self.complete();
+    }
+
+    /// Gives rows of which only the number counts the numbers that change nothing.
+    pub fn complete(&mut self) {
+        let (wanted, scored) = (self.wanted.len(), self.scored.len());
+        self.inv_temp.resize(wanted, 1.0);
+        self.uniform.resize(wanted, -1.0);
+        self.top_k.resize(wanted, 0);
+        self.top_p.resize(wanted, 1.0);
+        self.min_p.resize(wanted, 0.0);
+        self.labels.resize(scored, 0);
+        self.scored_inv_temp.resize(scored, 1.0);
     }
 
     /// The block.
@@ -79,10 +112,17 @@ impl Inputs {
         let mut out = Vec::with_capacity(self.counts().bytes());
         out.extend(self.bases.iter().flat_map(|x| x.to_ne_bytes()));
         out.extend(self.uniform.iter().flat_map(|x| x.to_ne_bytes()));
-        for part in [&self.ids, &self.positions, &self.seq, &self.capacities, &self.wanted] {
-            out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
+        let ints = |out: &mut Vec<u8>, part: &[i32]| out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
+        let floats = |out: &mut Vec<u8>, part: &[f32]| out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
+        for part in [&self.ids, &self.positions, &self.seq, &self.capacities, &self.wanted, &self.top_k] {
+            ints(&mut out, part);
         }
-        out.extend(self.inv_temp.iter().flat_map(|x| x.to_ne_bytes()));
+        for part in [&self.inv_temp, &self.top_p, &self.min_p] {
+            floats(&mut out, part);
+        }
+        ints(&mut out, &self.scored);
+        ints(&mut out, &self.labels);
+        floats(&mut out, &self.scored_inv_temp);
         out
     }
 }
@@ -96,7 +136,22 @@ impl<'a> Views<'a> {
             at += bytes;
             at - bytes..at
         };
-        let [bases, uniform, ids, positions, seq, capacities, wanted, inv_temp] = counts.parts().map(&mut next);
+        let [
+            bases,
+            uniform,
+            ids,
+            positions,
+            seq,
+            capacities,
+            wanted,
+            top_k,
+            inv_temp,
+            top_p,
+            min_p,
+            scored,
+            labels,
+            scored_inv_temp,
+        ] = counts.parts().map(&mut next);
         Ok(Views {
             bases: part(block, bases)?,
             uniform: part(block, uniform)?,
@@ -105,7 +160,13 @@ impl<'a> Views<'a> {
             seq: part(block, seq)?,
             capacities: part(block, capacities)?,
             wanted: part(block, wanted)?,
+            top_k: part(block, top_k)?,
             inv_temp: part(block, inv_temp)?,
+            top_p: part(block, top_p)?,
+            min_p: part(block, min_p)?,
+            scored: part(block, scored)?,
+            labels: part(block, labels)?,
+            scored_inv_temp: part(block, scored_inv_temp)?,
         })
     }
 }
@@ -123,10 +184,12 @@ mod tests {
 
     #[test]
     fn blocks_are_as_long_as_their_counts_say_and_aligned() {
-        let mut inputs = Inputs { ids: vec![1, 2, 3], bases: vec![9], wanted: vec![2], ..Inputs::default() };
-        inputs.pad(5);
-        assert_eq!(inputs.counts(), Counts { rows: 5, sequences: 5, wanted: 5 });
-        assert_eq!(inputs.pack().len(), inputs.counts().bytes());
+        let mut inputs =
+            Inputs { ids: vec![1, 2, 3], bases: vec![9], wanted: vec![2], scored: vec![1], ..Inputs::default() };
+        let to = Counts { rows: 5, sequences: 4, wanted: 3, scored: 2 };
+        inputs.pad(to);
+        assert_eq!(inputs.counts(), to);
+        assert_eq!(inputs.pack().len(), to.bytes());
         assert_eq!(inputs.seq, [-1; 5]);
         // Eight bytes each come before four each.
         assert_eq!(inputs.pack()[..8], 9u64.to_ne_bytes());

@@ -9,11 +9,14 @@ mod inputs;
 mod layer;
 mod layout;
 mod memory;
+mod pass;
+mod regions;
 mod replay;
 mod rotation;
 mod sampling;
 mod self_test;
 mod training;
+mod underway;
 mod weights;
 
 use super::{Context, CudaError, Element};
@@ -23,9 +26,10 @@ pub use head::{RowStats, Targets};
 pub use layer::Keep;
 pub use memory::Recompute;
 pub use replay::setting_up;
-pub use sampling::{Answer, Item, Sampling, Want, Workspace};
+pub use sampling::{Answer, Draw, Item, Sampling, Score, Want, Workspace};
 pub use self_test::{SelfTest, self_test};
 pub use training::{StepNumbers, Stepped, Training, TrainingOptions};
+pub use underway::Underway;
 pub use weights::Weights;
 
 /// Compiles and loads what a decoder with such heads needs.

@@ -1,20 +1,19 @@
 //! Decode steps recorded once and enqueued as a whole ever after.
 //!
-//! Owns the recordings: what each reads and writes besides the memory that every pass uses, and when one still holds. Must
-//! not know what a step computes.
+//! Owns the recordings, and when one still holds. Must not know what a step computes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use cudarc::driver::{CudaGraph, sys};
 
 use crate::cuda::context::driver;
-use crate::cuda::{Context, CudaError, CudaSlice, Pinned};
+use crate::cuda::{Context, CudaError};
 
 use super::inputs::Counts;
 
 /// Recordings that are kept; the one that was used longest ago goes first.
-const MOST: usize = 96;
+const MOST: usize = 256;
 
 /// Read while weights are set up, written while a step is recorded.
 static SETTING_UP: RwLock<()> = RwLock::new(());
@@ -32,26 +31,14 @@ pub(super) struct Key {
     pub counts: Counts,
     /// Positions that the longest sequence may have.
     pub longest: usize,
-    /// Of weights, scratch memory and the rotation's table.
-    pub addresses: [u64; 4],
+    /// Of weights, inputs, scratch memory, drawn tokens and the rotation's table.
+    pub addresses: [u64; 6],
 }
 
-/// What a recording has for itself.
-pub(super) struct Buffers {
-    pub inputs: CudaSlice<u8>,
-    /// Drawn tokens, and behind them the bits of their log-probabilities.
-    pub drawn: CudaSlice<i32>,
-    pub on_host: Pinned<i32>,
-}
-
-/// A step that was seen once, or recorded.
-struct Step {
-    buffers: Buffers,
-    recorded: Option<Recorded>,
+struct Recorded {
+    graph: CudaGraph,
     used: u64,
 }
-
-struct Recorded(CudaGraph);
 
 // SAFETY: the driver allows graphs on any thread, one at a time; whoever has the steps has them alone.
 unsafe impl Send for Recorded {}
@@ -59,7 +46,9 @@ unsafe impl Send for Recorded {}
 /// All recordings.
 #[derive(Default)]
 pub(super) struct Replays {
-    steps: HashMap<Key, Step>,
+    steps: HashMap<Key, Recorded>,
+    /// Shapes of steps that were enqueued by hand, so that kernels are loaded and products planned.
+    known: HashSet<(Counts, usize)>,
     clock: u64,
 }
 
@@ -75,52 +64,44 @@ pub(super) fn bucket(rows: usize) -> Option<usize> {
 }
 
 impl Replays {
-    /// Enqueues the step of `key` on `packed` inputs, and gives its buffers. `enqueue` does it by hand: the first time, when
-    /// kernels may still have to be loaded and products planned, and the second time, when it is recorded.
+    /// Enqueues the step of `key`. `enqueue` does it by hand: the first time that there is one of its shape, and then to
+    /// record it.
     pub fn run(
         &mut self,
         c: &Context,
         key: Key,
-        packed: &[u8],
-        mut enqueue: impl FnMut(&mut Buffers) -> Result<(), CudaError>,
-    ) -> Result<&mut Buffers, CudaError> {
+        enqueue: impl FnOnce() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
         self.clock += 1;
+        let shape = (key.counts, key.longest);
         if !self.steps.contains_key(&key) {
+            // A driver was seen to crash in a recording while another thread set weights up: then, too, it is done by hand.
+            let alone = SETTING_UP.try_write();
+            if alone.is_err() || !self.known.contains(&shape) {
+                drop(alone);
+                enqueue()?;
+                self.known.insert(shape);
+                return Ok(());
+            }
             if self.steps.len() >= MOST
                 && let Some(oldest) = self.steps.iter().min_by_key(|(_, step)| step.used).map(|(key, _)| key.clone())
             {
+                // It may be under way.
+                c.synchronize()?;
                 self.steps.remove(&oldest);
             }
-            let buffers = Buffers {
-                inputs: c.alloc(key.counts.bytes())?,
-                drawn: c.alloc(2 * key.counts.wanted)?,
-                on_host: c.pinned(2 * key.counts.wanted)?,
-            };
-            let mut step = Step { buffers, recorded: None, used: self.clock };
-            c.upload_into(packed, &mut step.buffers.inputs)?;
-            enqueue(&mut step.buffers)?;
-            return Ok(&mut self.steps.entry(key).or_insert(step).buffers);
+            let graph = record(c, enqueue)?;
+            self.steps.insert(key.clone(), Recorded { graph, used: 0 });
         }
         let missing = || CudaError::Shape { op: "sampling", what: "a recorded step is missing".to_owned() };
         let step = self.steps.get_mut(&key).ok_or_else(missing)?;
         step.used = self.clock;
-        c.upload_into(packed, &mut step.buffers.inputs)?;
-        if step.recorded.is_none() {
-            // A driver was seen to crash in a recording while another thread set weights up: then the step is enqueued by hand.
-            let Ok(_alone) = SETTING_UP.try_write() else {
-                enqueue(&mut step.buffers)?;
-                return Ok(&mut step.buffers);
-            };
-            step.recorded = Some(record(c, || enqueue(&mut step.buffers))?);
-        }
-        let Recorded(graph) = step.recorded.as_ref().ok_or_else(missing)?;
-        graph.launch().map_err(driver("enqueueing a recorded step"))?;
-        Ok(&mut step.buffers)
+        step.graph.launch().map_err(driver("enqueueing a recorded step"))
     }
 }
 
 /// Records what `enqueue` enqueues, without running it.
-fn record(c: &Context, enqueue: impl FnOnce() -> Result<(), CudaError>) -> Result<Recorded, CudaError> {
+fn record(c: &Context, enqueue: impl FnOnce() -> Result<(), CudaError>) -> Result<CudaGraph, CudaError> {
     let failed = || driver("recording a step");
     // What other threads do meanwhile is their own.
     c.stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).map_err(failed())?;
@@ -129,10 +110,7 @@ fn record(c: &Context, enqueue: impl FnOnce() -> Result<(), CudaError>) -> Resul
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = c.stream.end_capture(flags);
     enqueued?;
-    match graph.map_err(failed())? {
-        Some(graph) => Ok(Recorded(graph)),
-        None => Err(CudaError::Shape { op: "sampling", what: "nothing was recorded".to_owned() }),
-    }
+    graph.map_err(failed())?.ok_or_else(|| CudaError::Shape { op: "sampling", what: "nothing was recorded".to_owned() })
 }
 
 #[cfg(test)]

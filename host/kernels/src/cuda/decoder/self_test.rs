@@ -8,9 +8,11 @@ use crate::cuda::{AdamStep, Context, CudaError, Element};
 use crate::weights::{Dims, Grads, Rope};
 use crate::{ExtendItem, HeadStats, KvCache, Meter};
 
+use super::cache::Cache;
 use super::layout::Layout;
 use super::{
-    Answer, Item, Keep, Recompute, RowStats, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want, Workspace,
+    Answer, Draw, Item, Keep, Recompute, RowStats, Sampling, StepNumbers, Targets, Training, TrainingOptions, Want,
+    Workspace,
 };
 
 const HIDDEN: usize = 128;
@@ -161,7 +163,7 @@ fn sampling<T: Element>(
             .enumerate()
             .filter_map(|(i, cache)| {
                 let (_, ids) = call.iter().find(|(of, _)| *of == i)?;
-                Some(Item { cache, ids, want: Want::Logits })
+                Some(Item { cache, ids, follows: None, want: Want::Logits })
             })
             .collect();
         let got: Vec<f32> = sampling
@@ -183,9 +185,9 @@ fn sampling<T: Element>(
     // The same step again and again: by hand, then recorded, then replayed.
     for step in 0..4 {
         let next = &ids[51 + step..52 + step];
-        let greedy = Want::Token { inv_temp: 1.0, uniform: -1.0 };
+        let greedy = Want::Token(Draw::plain(1.0, -1.0));
         let wants = [if step % 2 == 0 { greedy } else { Want::Logits }, Want::Logits, greedy];
-        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, want });
+        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, follows: None, want });
         let got = sampling.extend(&mut items.collect::<Vec<_>>())?;
         let items = theirs.iter_mut().map(|cache| ExtendItem { cache, ids: next, logits: 1, adapter: None });
         let rows = crate::extend(view, &mut items.collect::<Vec<_>>());
@@ -197,17 +199,48 @@ fn sampling<T: Element>(
                     let best = row.iter().copied().fold(f32::MIN, f32::max);
                     if off < 0.1 && best - row[*token as usize] < 0.1 { 0.0 } else { f64::INFINITY }
                 }
+                Answer::Scores(_) => f64::INFINITY,
             });
         }
+    }
+    // A step that begins before the answers of the one before are there, and scores of what it drew.
+    let greedy = Want::Token(Draw::plain(1.0, -1.0));
+    let ahead =
+        |cache: &mut Cache<T>, ids: &[u32], follows, want| sampling.begin(&mut [Item { cache, ids, follows, want }]);
+    let mut cache = ours[0].clone();
+    let first = ahead(&mut cache, &ids[55..56], None, greedy)?;
+    let second = ahead(&mut cache, &ids[..1], Some(0), greedy)?;
+    let third = ahead(&mut cache, &ids[..1], Some(0), Want::Logits)?;
+    let drawn: Vec<(u32, f32)> = [first.finish()?, second.finish()?]
+        .into_iter()
+        .flatten()
+        .filter_map(|answer| if let Answer::Token(id, logprob) = answer { Some((id, logprob)) } else { None })
+        .collect();
+    let path: Vec<u32> = std::iter::once(ids[55]).chain(drawn.iter().map(|(id, _)| *id)).collect();
+    let mut items = [ExtendItem { cache: &mut theirs[0].clone(), ids: &path, logits: path.len(), adapter: None }];
+    let rows = crate::extend(view, &mut items);
+    let last = &rows[rows.len() - view.dims.vocab..];
+    let is_last = |answer: &Answer| matches!(answer, Answer::Logits(row) if relative(row, last) < 0.1);
+    let mut agrees = path.len() == 3 && third.finish()?.first().is_some_and(is_last);
+    let scored = Want::Scores { labels: path.get(1..).unwrap_or_default(), inv_temp: 1.0, most: 2 };
+    let scores = ahead(&mut ours[0].clone(), &path[..path.len() - 1], None, scored)?.finish()?;
+    let Some(Answer::Scores(scores)) = scores.first() else { return Ok(f64::INFINITY) };
+    agrees &= scores.len() == drawn.len();
+    for (score, (id, logprob)) in scores.iter().zip(&drawn) {
+        // Greedy tokens are the likeliest ones, or as good as that: other shapes of products round otherwise.
+        agrees &= (score.logprob - logprob).abs() < 0.1 && score.rank > 0 && score.top.len() == 2;
+        agrees &= score.top[0].1 - score.logprob < 0.1
+            && score.top[1].1 <= score.top[0].1
+            && (*id as usize) < view.dims.vocab;
     }
     // The most likely token, asked for as logits and as a token.
     let ask = |want| {
         let mut cache = ours[0].clone();
-        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[55..56], want }])?;
+        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[55..56], follows: None, want }])?;
         Ok::<_, CudaError>(answers.into_iter().next())
     };
-    let (row, drawn) = (ask(Want::Logits)?, ask(Want::Token { inv_temp: 1.0, uniform: -1.0 })?);
-    let agrees = match (row, drawn) {
+    let (row, drawn) = (ask(Want::Logits)?, ask(Want::Token(Draw::plain(1.0, -1.0)))?);
+    agrees &= match (row, drawn) {
         (Some(Answer::Logits(row)), Some(Answer::Token(token, logprob))) => {
             let first = crate::log_softmax_at(&row, 1.0, token);
             row.iter().all(|x| *x <= row[token as usize]) && (first.logprob - logprob).abs() < 1e-4

@@ -16,7 +16,7 @@ use super::layout::Layout;
 use super::memory::{self, LayerParts, Memory, Recompute};
 use super::prepare;
 use super::rotation::Rotation;
-use super::weights::{LayerWeights, Weights};
+use super::weights::{Copies, LayerWeights, Weights};
 
 /// Elements that one thread converts at a time.
 const CONVERT: usize = 1 << 16;
@@ -89,6 +89,7 @@ pub struct Training<T: Element> {
     scratch: CudaSlice<f32>,
     memory: Option<Memory<T>>,
     tape: Option<Tape>,
+    copies: Copies<T>,
 }
 
 impl<T: Element> Training<T> {
@@ -129,8 +130,22 @@ impl<T: Element> Training<T> {
         let moments = [c.zeros(layout.total)?, c.zeros(layout.total)?];
         let options = TrainingOptions { head_chunk: options.head_chunk.clamp(1, HEAD_CHUNK_MOST), ..options };
         let (rotation, memory, tape) = (Rotation::default(), None, None);
-        let mut training =
-            Self { c, layout, rope, options, rotation, master, moments, grad, copy, updates: 0, scratch, memory, tape };
+        let mut training = Self {
+            c,
+            layout,
+            rope,
+            options,
+            rotation,
+            master,
+            moments,
+            grad,
+            copy,
+            updates: 0,
+            scratch,
+            memory,
+            tape,
+            copies: Copies::default(),
+        };
         training.reserve(options.tokens)?;
         Ok(training)
     }
@@ -382,7 +397,7 @@ impl<T: Element> Training<T> {
     /// Not enough memory, or a failing GPU.
     pub fn weights(&self) -> Result<Weights<T>, CudaError> {
         let (matrices, vectors) = halves(&self.layout, &self.copy, &self.master);
-        Weights::copy_of(&self.c, self.layout.clone(), self.rope.clone(), &matrices, &vectors)
+        self.copies.of(&self.c, self.layout.clone(), self.rope.clone(), &matrices, &vectors)
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Owns the buffers of the copy. Must not know who made it or what reads it.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use crate::cuda::{Context, CudaError, CudaSlice, CudaView, Element};
 use crate::weights::Rope;
 
@@ -11,24 +13,63 @@ use super::layout::{LayerSpans, Layout, Span};
 pub struct Weights<T> {
     pub(super) layout: Layout,
     pub(super) rope: Rope,
-    pub(super) matrices: CudaSlice<T>,
-    /// Norms and biases.
-    pub(super) vectors: CudaSlice<f32>,
+    buffers: Arc<Buffers<T>>,
 }
 
-impl<T: Element> Weights<T> {
-    pub(super) fn copy_of(
+struct Buffers<T> {
+    matrices: CudaSlice<T>,
+    /// Norms and biases.
+    vectors: CudaSlice<f32>,
+}
+
+/// Buffers of copies, in use and not: the next copy takes those of one that is gone, so that few addresses come again and
+/// again, and steps that were recorded over them hold.
+pub(super) struct Copies<T>(Mutex<Vec<Arc<Buffers<T>>>>);
+
+impl<T> Default for Copies<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Element> Copies<T> {
+    /// A copy of these weights.
+    pub fn of(
+        &self,
         c: &Context,
         layout: Layout,
         rope: Rope,
         matrices: &CudaView<'_, T>,
         vectors: &CudaView<'_, f32>,
-    ) -> Result<Self, CudaError> {
-        let (mut m, mut v) = (c.alloc(layout.matrices)?, c.alloc(layout.total - layout.matrices)?);
-        c.copy(matrices, &mut m)?;
-        c.copy(vectors, &mut v)?;
+    ) -> Result<Weights<T>, CudaError> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that nobody else has is free, and one free one is enough.
+        let free = all.iter().position(|b| Arc::strong_count(b) == 1).map(|at| all.swap_remove(at));
+        all.retain(|b| Arc::strong_count(b) > 1);
+        let mut buffers = match free {
+            Some(buffers) => buffers,
+            None => Arc::new(Buffers {
+                matrices: c.alloc(layout.matrices)?,
+                vectors: c.alloc(layout.total - layout.matrices)?,
+            }),
+        };
+        let taken = || CudaError::Shape { op: "weights", what: "buffers that are in use".to_owned() };
+        let own = Arc::get_mut(&mut buffers).ok_or_else(taken)?;
+        c.copy(matrices, &mut own.matrices)?;
+        c.copy(vectors, &mut own.vectors)?;
         c.synchronize()?;
-        Ok(Self { layout, rope, matrices: m, vectors: v })
+        all.push(buffers.clone());
+        Ok(Weights { layout, rope, buffers })
+    }
+}
+
+impl<T> Weights<T> {
+    pub(super) fn matrices(&self) -> &CudaSlice<T> {
+        &self.buffers.matrices
+    }
+
+    pub(super) fn vectors(&self) -> &CudaSlice<f32> {
+        &self.buffers.vectors
     }
 }
 
