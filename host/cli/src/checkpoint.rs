@@ -179,11 +179,26 @@ pub fn decoder(checkpoint: &Path, start: Decoder, device: Device) -> Result<Deco
 ///
 /// # Errors
 /// A file is missing or of another shape.
-pub fn orchestrator(checkpoint: &Path) -> Result<(State, Marks), String> {
-    if !checkpoint.join(STATE).exists() {
-        return Ok((read::<Progress>(checkpoint, PROGRESS)?.into(), Marks::default()));
+pub fn orchestrator((step, checkpoint): (Step, &Path)) -> Result<(State, Marks), String> {
+    let (state, marks) = match checkpoint.join(STATE).exists() {
+        true => (read::<State>(checkpoint, STATE)?, read(checkpoint, MARKS)?),
+        false => (read::<Progress>(checkpoint, PROGRESS)?.into(), Marks::default()),
+    };
+    state.check(step).map_err(|reason| format!("`{}`: {reason}", checkpoint.join(STATE).display()))?;
+    Ok((state, marks))
+}
+
+/// Whether the trainer's part is of the checkpoint's step.
+///
+/// # Errors
+/// It is of another.
+pub fn check_trainer(step: Step, trained: Step) -> Result<(), Failure> {
+    match trained == step {
+        true => Ok(()),
+        false => Err(Failure::input(format_args!(
+            "`ckpt.resume_step`: {TRAINER}/trainer.json is of step {trained}, the checkpoint of step {step}"
+        ))),
     }
-    Ok((read(checkpoint, STATE)?, read(checkpoint, MARKS)?))
 }
 
 fn read<T: DeserializeOwned>(checkpoint: &Path, name: &str) -> Result<T, String> {

@@ -234,6 +234,7 @@ impl Ready {
         if let Some((_, path)) = &resumed {
             let skip = checkpoint::skips(config.trainer.ckpt.as_ref());
             trainer.load_state(&path.join(checkpoint::TRAINER), skip).map_err(input("`ckpt.resume_step`"))?;
+            checkpoint::check_trainer(version(resumed.as_ref()).0, trainer.progress().step)?;
         }
         let max_len = context(config, shape.max_position_embeddings, servers.as_deref());
         let settings = settings::settings(config, &shape, max_len, compute.device, begin);
@@ -279,7 +280,13 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let (early, resumed) = place.resume()?.map_or((None, None), |(dir, from)| (Some(dir), from));
     let (resumed, marks) = match (&early, resumed) {
         (Some(dir), Some(at)) => {
-            let (mut state, marks) = checkpoint::orchestrator(&at.1).map_err(input("`ckpt.resume_step`"))?;
+            let (mut state, marks) = checkpoint::orchestrator((at.0, &at.1)).map_err(input("`ckpt.resume_step`"))?;
+            if let Some(last) = config.trainer.max_steps.filter(|last| *last < at.0) {
+                return Err(Failure::input(format_args!(
+                    "`ckpt.resume_step`: the checkpoint is of step {}, and `max_steps` is {last}: raise it, or name an earlier step",
+                    at.0
+                )));
+            }
             if config.orchestrator.ckpt.as_ref().is_some_and(|ckpt| ckpt.skip_progress) {
                 state.forget_totals();
             }

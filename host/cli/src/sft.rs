@@ -128,10 +128,11 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
         None => parts.decoder,
     };
     let mut trainer = trainer(config, decoder, &mut parts.compute, parts.data)?;
-    if let Some((_, path)) = &resume {
+    if let Some((step, path)) = &resume {
         trainer
             .load_state(&path.join(checkpoint::TRAINER), checkpoint::skips(config.ckpt.as_ref()))
             .map_err(input("`ckpt.resume_step`"))?;
+        checkpoint::check_trainer(*step, trainer.progress().step)?;
     }
 
     let dir = place.begin(early, resume.as_ref().map(|(step, _)| (*step, Marks::default())), logs, &loaded.dump())?;

@@ -148,9 +148,10 @@ fn train(
         parts.decoder = checkpoint::decoder(path, parts.decoder, parts.compute.home())?;
     }
     let mut feed = Feed::new(config, (parts.decoder, parts.loss, parts.fake), &mut parts.compute)?;
-    if let Some((_, path)) = &resume {
+    if let Some((step, path)) = &resume {
         let skip = checkpoint::skips(config.ckpt.as_ref());
         feed.trainer.load_state(&path.join(checkpoint::TRAINER), skip).map_err(input("`ckpt.resume_step`"))?;
+        checkpoint::check_trainer(*step, feed.trainer.progress().step)?;
     }
 
     let dir = place.begin(early, resume.as_ref().map(|(step, _)| (*step, Marks::default())), logs, &loaded.dump())?;

@@ -47,6 +47,22 @@ impl State {
         &self.totals.algorithms
     }
 
+    /// Whether it can be of `step`: of that step, with the batches that come next.
+    ///
+    /// # Errors
+    /// What contradicts that.
+    pub fn check(&self, step: Step) -> Result<(), String> {
+        if self.progress.step != step {
+            return Err(format!("it is of step {}, the checkpoint of step {step}", self.progress.step));
+        }
+        for (next, (cut, after)) in (step + 1..).zip(&self.batches) {
+            if cut.batch.step != next || after.step != next {
+                return Err(format!("where the batch of step {next} is due it holds that of step {}", cut.batch.step));
+            }
+        }
+        Ok(())
+    }
+
     /// Begins the totals of tokens, rollouts and tasks at 0.
     pub fn forget_totals(&mut self) {
         let after = self.batches.iter_mut().map(|(_, progress)| progress);

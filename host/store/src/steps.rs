@@ -4,8 +4,10 @@
 use crate::StoreError;
 use crate::error::At;
 use crate::files;
+use crate::view::files_below;
 use prl_types::Step;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -130,8 +132,16 @@ impl Checkpoints {
         if manifest.step != step {
             return Err(bad(format!("{MANIFEST} is of step {}", manifest.step)));
         }
+        let listed: BTreeSet<&str> = manifest.files.iter().map(|file| file.path.as_str()).collect();
+        let there = files_below(&path)?;
+        if let Some((name, _)) = there.iter().find(|(name, _)| name != MANIFEST && !listed.contains(name.as_str())) {
+            return Err(bad(format!("{MANIFEST} does not list {name}")));
+        }
         for file in &manifest.files {
             let at = path.join(&file.path);
+            if !there.iter().any(|(name, _)| *name == file.path) {
+                return Err(bad(format!("{} is missing", file.path)));
+            }
             let size = fs::metadata(&at).map_err(|e| bad(format!("{}: {e}", file.path)))?.len();
             if size != file.size {
                 return Err(bad(format!("{} has {size} bytes and should have {}", file.path, file.size)));
