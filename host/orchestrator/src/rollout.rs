@@ -13,7 +13,7 @@ use prl_types::{
     EnvTurn, ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample,
     Sampled, SamplingHints, Score, Step, Stop, Streams, Task, TokenId, ToolDef, Truncation, Turn,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
@@ -54,6 +54,7 @@ pub(crate) struct Plan {
     pub attempt: u32,
     pub group_size: u32,
     pub task: Arc<Task>,
+    pub first: Arc<FirstPrompt>,
     pub seed: u64,
     pub step: Step,
     pub version: PolicyVersion,
@@ -81,6 +82,26 @@ impl Plan {
         let mut rollout = self.blank();
         rollout.fail(RolloutError { kind, message: message.into() });
         Finished { rollout, opening: Vec::new(), request: self.request(), ended: None }
+    }
+}
+
+/// The first prompt of a group's members, which is most often the same: rendered by whoever comes first.
+#[derive(Debug, Default)]
+pub(crate) struct FirstPrompt(OnceLock<(Vec<Message>, Vec<ToolDef>, Rendered)>);
+
+impl FirstPrompt {
+    fn render(&self, plan: &Plan, parts: &Parts, messages: &[Message], tools: &[ToolDef]) -> Result<Rendered, String> {
+        match self.0.get() {
+            Some((same, offered, rendered)) if same == messages && offered == tools => Ok(rendered.clone()),
+            Some(_) => parts.renderer.render(messages, tools),
+            None => {
+                let rendered = parts.renderer.render(messages, tools)?;
+                if plan.group_size > 1 {
+                    self.0.get_or_init(|| (messages.to_vec(), tools.to_vec(), rendered.clone()));
+                }
+                Ok(rendered)
+            }
+        }
     }
 }
 
@@ -282,7 +303,8 @@ async fn converse(
     let temperature = if parts.sampling.temperature == 0.0 { 1.0 } else { parts.sampling.temperature };
     let max_turns = [parts.max_turns, plan.task.max_turns].into_iter().flatten().min().unwrap_or(MAX_TURNS);
     let max_turns = max_turns.clamp(1, MAX_TURNS);
-    let mut branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?);
+    let prompt = plan.first.render(plan, parts, &messages, &tools);
+    let mut branch = Branch::new(prompt.map_err(render_error)?);
     for turn in 0..max_turns {
         let room = parts.seq_len.saturating_sub(branch.ids.len());
         let limits = [parts.sampling.max_completion_tokens, hints.max_tokens.map(|tokens| tokens as usize)];
