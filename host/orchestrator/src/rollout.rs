@@ -90,18 +90,22 @@ impl Plan {
 pub(crate) struct FirstPrompt(OnceLock<(Vec<Message>, Vec<ToolDef>, Rendered)>);
 
 impl FirstPrompt {
-    fn render(&self, plan: &Plan, parts: &Parts, messages: &[Message], tools: &[ToolDef]) -> Result<Rendered, String> {
-        match self.0.get() {
-            Some((same, offered, rendered)) if same == messages && offered == tools => Ok(rendered.clone()),
-            Some(_) => parts.renderer.render(messages, tools),
-            None => {
-                let rendered = parts.renderer.render(messages, tools)?;
-                if plan.group_size > 1 {
-                    self.0.get_or_init(|| (messages.to_vec(), tools.to_vec(), rendered.clone()));
-                }
-                Ok(rendered)
-            }
+    /// What `render` makes of the conversation, or made of the same one for another member.
+    fn get(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        render: impl FnOnce() -> Result<Rendered, String>,
+    ) -> Result<Rendered, String> {
+        if let Some((same, offered, rendered)) = self.0.get()
+            && same == messages
+            && offered == tools
+        {
+            return Ok(rendered.clone());
         }
+        let rendered = render()?;
+        self.0.get_or_init(|| (messages.to_vec(), tools.to_vec(), rendered.clone()));
+        Ok(rendered)
     }
 }
 
@@ -303,7 +307,7 @@ async fn converse(
     let temperature = if parts.sampling.temperature == 0.0 { 1.0 } else { parts.sampling.temperature };
     let max_turns = [parts.max_turns, plan.task.max_turns].into_iter().flatten().min().unwrap_or(MAX_TURNS);
     let max_turns = max_turns.clamp(1, MAX_TURNS);
-    let prompt = plan.first.render(plan, parts, &messages, &tools);
+    let prompt = plan.first.get(&messages, &tools, || parts.renderer.render(&messages, &tools));
     let mut branch = Branch::new(prompt.map_err(render_error)?);
     for turn in 0..max_turns {
         let room = parts.seq_len.saturating_sub(branch.ids.len());
@@ -468,4 +472,27 @@ fn policy_error(error: &PolicyError) -> RolloutError {
         PolicyError::Engine(_) | PolicyError::Ended(_) => ErrorKind::ProviderError,
     };
     RolloutError { kind, message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prl_types::Role;
+
+    #[test]
+    fn the_first_prompt_is_rendered_once_for_all_who_begin_alike() {
+        let (first, renders) = (FirstPrompt::default(), std::cell::Cell::new(0));
+        let get = |text: &str| {
+            let render = || {
+                renders.set(renders.get() + 1);
+                let ids = text.bytes().map(TokenId::from).collect();
+                if text.is_empty() { Err("nothing".to_owned()) } else { Ok(Rendered { ids, spans: Vec::new() }) }
+            };
+            first.get(&[Message::text(Role::User, text)], &[], render).map(|rendered| rendered.ids)
+        };
+        // A failure is not kept, and another beginning gets its own.
+        assert_eq!((get(""), renders.get()), (Err("nothing".into()), 1));
+        assert_eq!((get("a"), get("a"), renders.get()), (Ok(vec![97]), Ok(vec![97]), 2));
+        assert_eq!((get("b"), get("a"), renders.get()), (Ok(vec![98]), Ok(vec![97]), 3));
+    }
 }
