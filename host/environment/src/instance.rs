@@ -45,6 +45,10 @@ impl Deadline {
     }
 }
 
+/// Ticks of the engines' clock within which a call does not give way, counted from its begin. Without a deadline of its own a
+/// store gives way at its first instruction, and its call goes on on another thread.
+const TICKS: u64 = 1;
+
 /// How often a call that waits for a service is looked at once its own time is over.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -142,7 +146,8 @@ impl Instance {
         let mut store = Store::new(&linked.engine, State::new(limits, identity.worker, log, services));
         store.limiter(|state| &mut state.limiter);
         store.set_hostcall_fuel(usize::try_from(limits.output_bytes).unwrap_or(usize::MAX));
-        store.epoch_deadline_async_yield_and_update(1);
+        store.epoch_deadline_async_yield_and_update(TICKS);
+        store.set_epoch_deadline(TICKS);
         if let Some(fuel) = limits.fuel {
             store.set_fuel(fuel).map_err(|error| Refused::Failed(Failure::Invalid(one_line(&error))))?;
         }
@@ -174,6 +179,7 @@ impl Instance {
 
     fn begin(&mut self, call: &'static str, caller: &Caller) -> Result<(), EnvError> {
         self.store.data_mut().begin(call, caller);
+        self.store.set_epoch_deadline(TICKS);
         match self.fuel.map_or(Ok(()), |fuel| self.store.set_fuel(fuel)) {
             Ok(()) => Ok(()),
             Err(error) => Err(self.identity.error(call, Failure::Invalid(one_line(&error)))),

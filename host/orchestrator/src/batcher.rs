@@ -7,6 +7,7 @@ use crate::size::{Lengths, Size};
 use crate::{EnvShare, Error, Filter, FilterKind, Observer, Purpose, Settings, state};
 use prl_types::{Batch, BatchItem, ErrorKind, Metric, PolicyVersion, Rollout, RolloutId, Step};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -250,7 +251,7 @@ impl Batcher {
             let enforced = filters::apply(&self.post, rollout, self.vocab_size);
             self.tally_filter(enforced);
             if let Some(known) = self.kept.handled.get_mut(&rollout.id) {
-                *known = Facts::from(&*rollout);
+                known.filtered_as(rollout);
             }
         }
         let effective: Vec<&Rollout> = rollouts.iter().filter(|r| r.is_effective()).collect();
@@ -268,15 +269,21 @@ impl Batcher {
         if !effective.is_empty() && effective.len() * 10 <= size {
             tracing::warn!("Step {step}: only {} of {size} rollouts are trainable", effective.len());
         }
-        let mut cut = self.describe(step, &rollouts, &effective)?;
+        let mut cut = self.describe(step, &rollouts, &effective);
+        cut.batch = Arc::new(Batch { step, items: items(step, rollouts)? });
         cut.lengths = self.size.cut();
         self.reset();
         Ok(cut)
     }
 
-    fn describe(&self, step: Step, batch: &[Rollout], effective: &[&Rollout]) -> Result<Cut, Error> {
-        let all: Vec<Facts> = self.kept.handled.values().cloned().collect();
-        let facts: Vec<Facts> = effective.iter().map(|r| Facts::from(*r)).collect();
+    /// All that is to be said about a batch; it is still empty.
+    fn describe(&self, step: Step, batch: &[Rollout], effective: &[&Rollout]) -> Cut {
+        let all: Vec<&Facts> = self.kept.handled.values().collect();
+        // What waited since the batch before is known no more.
+        let facts =
+            |r: &&Rollout| self.kept.handled.get(&r.id).map_or_else(|| Cow::Owned(Facts::from(*r)), Cow::Borrowed);
+        let facts: Vec<Cow<'_, Facts>> = effective.iter().map(facts).collect();
+        let facts: Vec<&Facts> = facts.iter().map(Cow::as_ref).collect();
         let mut metrics = batch_metrics(&self.envs, &all, &facts);
         let lag = |r: &Rollout| oldest_version(r).map_or(0, |version| (step - 1).saturating_sub(version.0));
         let lags: Vec<u64> = effective.iter().map(|r| lag(r)).collect();
@@ -317,13 +324,13 @@ impl Batcher {
             several => several
                 .iter()
                 .map(|env| {
-                    let own: Vec<Facts> = all.iter().filter(|f| f.env == *env).cloned().collect();
+                    let own: Vec<&Facts> = all.iter().copied().filter(|f| f.env == *env).collect();
                     line(Some(env), share(env, own.len() as f64 / all.len().max(1) as f64, &own))
                 })
                 .collect(),
         };
-        Ok(Cut {
-            batch: Arc::new(Batch { step, items: items(step, effective)? }),
+        Cut {
+            batch: Arc::new(Batch { step, items: Vec::new() }),
             metrics,
             all: total,
             envs,
@@ -331,7 +338,7 @@ impl Batcher {
             rollouts: facts.len() as u64,
             tasks: tasks as u64,
             lengths: Lengths::default(),
-        })
+        }
     }
 
     /// Starts the counts of the next batch. Where rollouts went is remembered until a batch has something to train on.
@@ -352,11 +359,12 @@ fn oldest_version(rollout: &Rollout) -> Option<PolicyVersion> {
     rollout.samples.iter().filter_map(|s| s.versions()).map(|(oldest, _)| oldest).min()
 }
 
-fn items(step: Step, rollouts: &[&Rollout]) -> Result<Vec<BatchItem>, Error> {
+/// The samples of those that train.
+fn items(step: Step, rollouts: Vec<Rollout>) -> Result<Vec<BatchItem>, Error> {
     let mut items = Vec::new();
-    for rollout in rollouts {
-        for (sample, streams) in rollout.samples.iter().zip(&rollout.streams) {
-            let item = BatchItem::new(rollout.task.env.clone(), sample.clone(), streams.clone());
+    for rollout in rollouts.into_iter().filter(Rollout::is_effective) {
+        for (sample, streams) in rollout.samples.into_iter().zip(rollout.streams) {
+            let item = BatchItem::new(rollout.task.env.clone(), sample, streams);
             items.push(item.map_err(|e| Error::Algorithm {
                 env: rollout.task.env.clone(),
                 group: rollout.id.group,

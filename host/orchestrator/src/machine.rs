@@ -92,6 +92,8 @@ pub(crate) struct Machine {
     last: Step,
     sampled: Step,
     groups: BTreeMap<GroupKey, Group>,
+    /// Members of training groups among them.
+    train_members: usize,
     ready: BTreeSet<(GroupKey, u32)>,
     flow: Flow,
     inflight: usize,
@@ -173,6 +175,7 @@ impl Machine {
             eval_counts,
             start,
             groups: BTreeMap::new(),
+            train_members: 0,
             ready: BTreeSet::new(),
             inflight: 0,
             outstanding: 0,
@@ -404,7 +407,11 @@ impl Machine {
         });
         let mut rollouts: Vec<Rollout> = rollouts.collect();
         self.source.learn(scoring.env, &mut rollouts);
-        self.batcher.accept(rollouts, self.step, self.observer.as_ref())
+        self.batcher.accept(rollouts, self.step, self.observer.as_ref())?;
+        if self.open && !self.settings.deterministic {
+            self.batcher.drop_stale(self.oldest_allowed());
+        }
+        Ok(())
     }
 
     fn score_next(&mut self, out: &mut Vec<Action>) -> bool {
@@ -414,8 +421,7 @@ impl Machine {
         let next = if self.settings.deterministic { self.first_train_group() } else { self.arrived.front().copied() };
         let Some(group) = next.filter(|group| self.arrived.contains(group)) else { return false };
         self.arrived.retain(|g| *g != group);
-        let key = GroupKey { purpose: Purpose::Train, seq: group };
-        let Some(Group { env, members, .. }) = self.groups.remove(&key) else { return false };
+        let Some(Group { env, members, .. }) = self.remove_train_group(group) else { return false };
         let finished = members.into_iter().filter_map(|m| match m {
             Member::Done(finished) => Some(*finished),
             _ => None,
@@ -439,11 +445,8 @@ impl Machine {
             if self.missing > 0 {
                 return Ok(true);
             }
-        } else {
-            self.batcher.drop_stale(self.oldest_allowed());
-            if !self.batcher.is_full() {
-                return Ok(false);
-            }
+        } else if !self.batcher.is_full() {
+            return Ok(false);
         }
         let mut cut = self.batcher.cut(self.step, self.observer.as_ref())?;
         self.open = false;

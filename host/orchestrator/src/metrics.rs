@@ -59,6 +59,13 @@ impl From<&Rollout> for Facts {
 }
 
 impl Facts {
+    /// Takes in what filters have made of the rollout since.
+    pub(crate) fn filtered_as(&mut self, rollout: &Rollout) {
+        self.filtered = rollout.is_filtered;
+        self.filters.clone_from(&rollout.filters);
+        self.trainable = is_trainable(rollout);
+    }
+
     fn generation_truncated(&self) -> bool {
         matches!(self.truncation.as_deref(), Some(MAX_COMPLETION_TOKENS | CONTEXT))
     }
@@ -168,16 +175,15 @@ pub(crate) fn describe(out: &mut BTreeMap<String, f64>, prefix: &str, facts: &[&
 }
 
 /// Numbers of a console line; those of the batch are added where it is cut.
-pub(crate) fn share(env: &str, ratio: f64, facts: &[Facts]) -> EnvShare {
-    let all: Vec<&Facts> = facts.iter().collect();
-    let ok: Vec<&Facts> = facts.iter().filter(|f| f.error.is_none()).collect();
+pub(crate) fn share(env: &str, ratio: f64, all: &[&Facts]) -> EnvShare {
+    let ok: Vec<&Facts> = all.iter().copied().filter(|f| f.error.is_none()).collect();
     EnvShare {
         env: env.to_owned(),
         ratio,
         reward: mean(ok.iter().map(|f| f.reward)),
         turns: mean(ok.iter().map(|f| f.turns as f64)),
         branches: mean(ok.iter().map(|f| f.branches as f64)),
-        error_rate: fraction(&all, |f| f.error.is_some()),
+        error_rate: fraction(all, |f| f.error.is_some()),
         truncation_rate: fraction(&ok, |f| f.truncation.is_some()),
         trainable: 0,
         batch: 0,
@@ -186,25 +192,25 @@ pub(crate) fn share(env: &str, ratio: f64, facts: &[Facts]) -> EnvShare {
 }
 
 /// Metrics of a batch: `all` is what was handled for it, `effective` what trains.
-pub(crate) fn batch(envs: &[String], all: &[Facts], effective: &[Facts]) -> BTreeMap<String, f64> {
+pub(crate) fn batch(envs: &[String], all: &[&Facts], effective: &[&Facts]) -> BTreeMap<String, f64> {
     let mut out = BTreeMap::new();
     for (subset, facts) in [("all", all), ("effective", effective)] {
         let errors = subset == "all";
-        describe(&mut out, &format!("train/agg/{subset}"), &facts.iter().collect::<Vec<_>>(), errors);
+        describe(&mut out, &format!("train/agg/{subset}"), facts, errors);
         for env in envs {
-            let own: Vec<&Facts> = facts.iter().filter(|f| f.env == *env).collect();
+            let own: Vec<&Facts> = facts.iter().copied().filter(|f| f.env == *env).collect();
             if !own.is_empty() {
                 describe(&mut out, &format!("train/{env}/{subset}"), &own, errors);
             }
         }
     }
     for env in envs {
-        let share = fraction(&effective.iter().collect::<Vec<_>>(), |f| f.env == *env);
+        let share = fraction(effective, |f| f.env == *env);
         out.insert(format!("batch/{env}"), share);
     }
-    aliases(&mut out, "all", &all.iter().collect::<Vec<_>>());
+    aliases(&mut out, "all", all);
     for env in envs.iter().filter(|e| *e != "all") {
-        let own: Vec<&Facts> = all.iter().filter(|f| f.env == *env).collect();
+        let own: Vec<&Facts> = all.iter().copied().filter(|f| f.env == *env).collect();
         if !own.is_empty() {
             aliases(&mut out, env, &own);
         }

@@ -212,7 +212,8 @@ pub struct Rendered {
 
 /// Messages to tokens and back.
 pub trait Renderer: Send + Sync {
-    /// The whole conversation, ready for the next assistant turn.
+    /// The whole conversation, ready for the next assistant turn. The same conversation always gives the same ids: members
+    /// of a group share a rendering.
     ///
     /// # Errors
     /// The template cannot render these messages.

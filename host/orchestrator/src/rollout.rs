@@ -13,7 +13,7 @@ use prl_types::{
     EnvTurn, ErrorKind, FinishReason, Message, Metric, PolicyVersion, Rollout, RolloutError, RolloutId, Sample,
     Sampled, SamplingHints, Score, Step, Stop, Streams, Task, TokenId, ToolDef, Truncation, Turn,
 };
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
@@ -54,6 +54,7 @@ pub(crate) struct Plan {
     pub attempt: u32,
     pub group_size: u32,
     pub task: Arc<Task>,
+    pub first: Arc<FirstPrompt>,
     pub seed: u64,
     pub step: Step,
     pub version: PolicyVersion,
@@ -81,6 +82,30 @@ impl Plan {
         let mut rollout = self.blank();
         rollout.fail(RolloutError { kind, message: message.into() });
         Finished { rollout, opening: Vec::new(), request: self.request(), ended: None }
+    }
+}
+
+/// The first prompt of a group's members, which is most often the same: rendered by whoever comes first.
+#[derive(Debug, Default)]
+pub(crate) struct FirstPrompt(OnceLock<(Vec<Message>, Vec<ToolDef>, Rendered)>);
+
+impl FirstPrompt {
+    /// What `render` makes of the conversation, or made of the same one for another member.
+    fn get(
+        &self,
+        messages: &[Message],
+        tools: &[ToolDef],
+        render: impl FnOnce() -> Result<Rendered, String>,
+    ) -> Result<Rendered, String> {
+        if let Some((same, offered, rendered)) = self.0.get()
+            && same == messages
+            && offered == tools
+        {
+            return Ok(rendered.clone());
+        }
+        let rendered = render()?;
+        self.0.get_or_init(|| (messages.to_vec(), tools.to_vec(), rendered.clone()));
+        Ok(rendered)
     }
 }
 
@@ -282,7 +307,8 @@ async fn converse(
     let temperature = if parts.sampling.temperature == 0.0 { 1.0 } else { parts.sampling.temperature };
     let max_turns = [parts.max_turns, plan.task.max_turns].into_iter().flatten().min().unwrap_or(MAX_TURNS);
     let max_turns = max_turns.clamp(1, MAX_TURNS);
-    let mut branch = Branch::new(parts.renderer.render(&messages, &tools).map_err(render_error)?);
+    let prompt = plan.first.get(&messages, &tools, || parts.renderer.render(&messages, &tools));
+    let mut branch = Branch::new(prompt.map_err(render_error)?);
     for turn in 0..max_turns {
         let room = parts.seq_len.saturating_sub(branch.ids.len());
         let limits = [parts.sampling.max_completion_tokens, hints.max_tokens.map(|tokens| tokens as usize)];
@@ -446,4 +472,27 @@ fn policy_error(error: &PolicyError) -> RolloutError {
         PolicyError::Engine(_) | PolicyError::Ended(_) => ErrorKind::ProviderError,
     };
     RolloutError { kind, message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prl_types::Role;
+
+    #[test]
+    fn the_first_prompt_is_rendered_once_for_all_who_begin_alike() {
+        let (first, renders) = (FirstPrompt::default(), std::cell::Cell::new(0));
+        let get = |text: &str| {
+            let render = || {
+                renders.set(renders.get() + 1);
+                let ids = text.bytes().map(TokenId::from).collect();
+                if text.is_empty() { Err("nothing".to_owned()) } else { Ok(Rendered { ids, spans: Vec::new() }) }
+            };
+            first.get(&[Message::text(Role::User, text)], &[], render).map(|rendered| rendered.ids)
+        };
+        // A failure is not kept, and another beginning gets its own.
+        assert_eq!((get(""), renders.get()), (Err("nothing".into()), 1));
+        assert_eq!((get("a"), get("a"), renders.get()), (Ok(vec![97]), Ok(vec![97]), 2));
+        assert_eq!((get("b"), get("a"), renders.get()), (Ok(vec![98]), Ok(vec![97]), 3));
+    }
 }

@@ -2,7 +2,7 @@
 //! writing them off. Knows nothing of batches beyond how many rollouts are wanted.
 
 use super::{Action, Machine};
-use crate::rollout::Plan;
+use crate::rollout::{FirstPrompt, Plan};
 use crate::scoring::Verdict;
 use crate::seed::{derive, fnv1a};
 use crate::tasks::task_seed;
@@ -31,6 +31,7 @@ pub(super) struct Group {
     index: u64,
     seed: u64,
     task: Option<Arc<Task>>,
+    first: Arc<FirstPrompt>,
     version: PolicyVersion,
     left: usize,
 }
@@ -67,6 +68,13 @@ impl Machine {
         self.train_groups().next().map(|(key, _)| key.seq)
     }
 
+    /// Takes a training group out.
+    pub(super) fn remove_train_group(&mut self, seq: u64) -> Option<Group> {
+        let group = self.groups.remove(&GroupKey { purpose: Purpose::Train, seq })?;
+        self.train_members -= group.members.len();
+        Some(group)
+    }
+
     pub(super) fn open_groups(&mut self, out: &mut Vec<Action>) {
         while self.inflight + self.flow.eval_waiting < self.max_inflight && self.open_eval_group(out) {}
         while self.outstanding < self.max_inflight && self.mode() == Mode::PreferTrain && self.wants_train_group() {
@@ -98,12 +106,8 @@ impl Machine {
         }
         // The newest batch that the visible policy may begin.
         let newest = self.last.min((self.visible + 1).saturating_add(self.settings.max_async_level));
-        let coming: usize = self
-            .train_groups()
-            .map(|(_, group)| group.members.len())
-            .chain(self.scoring.iter().map(|s| s.members.len()))
-            .sum();
-        self.batcher.wants((newest + 1).saturating_sub(self.step), coming)
+        let scoring = self.scoring.as_ref().map_or(0, |scoring| scoring.members.len());
+        self.batcher.wants((newest + 1).saturating_sub(self.step), self.train_members + scoring)
     }
 
     fn open_train_group(&mut self, out: &mut Vec<Action>) {
@@ -130,13 +134,15 @@ impl Machine {
             index,
             seed,
             task: None,
+            first: Arc::default(),
             version: PolicyVersion(self.visible),
             left: size as usize,
         };
         self.firsts.entry((key.purpose, env)).or_insert(key);
         self.outstanding += group.left;
-        if key.purpose == Purpose::Eval {
-            self.flow.eval_waiting += group.left;
+        match key.purpose {
+            Purpose::Eval => self.flow.eval_waiting += group.left,
+            Purpose::Train => self.train_members += group.left,
         }
         self.groups.insert(key, group);
     }
@@ -164,6 +170,7 @@ impl Machine {
                 attempt: 0,
                 group_size: size,
                 task,
+                first: group.first.clone(),
                 seed: derive(group.seed, "member", u64::from(member), 0),
                 step: group.step,
                 version: group.version,
@@ -198,6 +205,7 @@ impl Machine {
                         attempt: 0,
                         group_size: 0,
                         task: task.clone(),
+                        first: Arc::default(),
                         seed: 0,
                         step: group.step,
                         version: group.version,
@@ -325,7 +333,7 @@ impl Machine {
     pub(super) fn cancel_train(&mut self, out: &mut Vec<Action>, pick: impl Fn(&Group) -> bool) {
         let keys: Vec<GroupKey> = self.train_groups().filter(|(_, g)| pick(g)).map(|(key, _)| *key).collect();
         for key in keys {
-            let Some(group) = self.groups.remove(&key) else { continue };
+            let Some(group) = self.remove_train_group(key.seq) else { continue };
             self.firsts.retain(|_, first| *first != key);
             self.arrived.retain(|seq| *seq != key.seq);
             self.outstanding -= group.left;
