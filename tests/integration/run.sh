@@ -26,6 +26,8 @@ for family in "qwen3" "qwen2" "llama --untied"; do
     "$py" "$gpu/compare_grads.py" "$out/theirs.safetensors" "$out/ours.safetensors" --limit 1e-4
     rm -r "$out/m"
 done
+# Optimisers, against torch's on the same gradients.
+"$py" "$here/optimisers.py" "$prl" "$root/examples/reverse_text/sft.toml" "$out/optimisers"
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
 
 # Chat templates: texts, loss masks and the ids of the hand-written formats, against transformers.

@@ -3,13 +3,12 @@
 
 use crate::failure::{Failure, input};
 use crate::machine::{self, Memory};
+use prl_config::Optim;
 use prl_model::ModelConfig;
 use std::path::Path;
 
 /// f32.
 const WEIGHT: u128 = 4;
-/// Weight, gradient, two moments.
-const TRAINED: u128 = 16;
 /// Where a GPU trains, the weights as they are read and as they are handed over.
 const HANDED_OVER: u128 = 8;
 
@@ -22,6 +21,18 @@ pub struct Load {
     pub pass: usize,
     /// Bytes of a step's batch.
     pub batch: u128,
+    /// Numbers that the optimiser remembers of a parameter; see [`remembered`].
+    pub moments: u8,
+}
+
+/// How many numbers an optimiser remembers of every parameter at least.
+pub fn remembered(optim: &Optim) -> u8 {
+    match optim {
+        Optim::AdamW(_) => 2,
+        Optim::Muon(_) => 1,
+        Optim::Sgd(sgd) => u8::from(sgd.momentum > 0.0),
+        Optim::SignSgd(_) => 0,
+    }
 }
 
 /// For a model that is only read.
@@ -46,7 +57,7 @@ fn parts(config: &ModelConfig, load: Load) -> [(&'static str, u128); 3] {
         return [("weights", parameters * HANDED_OVER), ("activations", 0), ("a step's batch", load.batch)];
     }
     [
-        ("weights, gradients and moments", parameters * TRAINED),
+        ("weights, gradients and moments", parameters * WEIGHT * (2 + u128::from(load.moments))),
         ("activations", load.pass as u128 * activations(config)),
         ("a step's batch", load.batch),
     ]
@@ -99,13 +110,29 @@ mod tests {
     fn parts_add_up() {
         let config = config();
         let parameters = config.parameters() as u128;
-        let [weights, passes, batch] = parts(&config, Load { gpu: false, pass: 10, batch: 7 });
+        let [weights, passes, batch] = parts(&config, Load { gpu: false, pass: 10, batch: 7, moments: 2 });
         assert_eq!((weights.1, batch.1), (16 * parameters, 7));
         // x, mid; q and its raw; k, v and k's raw; attention's output; gate and up.
         let layer = 2 * 64 + 2 * 64 + 3 * 32 + 64 + 2 * 128;
         assert_eq!(passes.1, 10 * 4 * (2 * layer + 2 * 64));
-        let on_gpu = parts(&config, Load { gpu: true, pass: usize::MAX, batch: 0 });
+        let on_gpu = parts(&config, Load { gpu: true, pass: usize::MAX, batch: 0, moments: 2 });
         assert_eq!(on_gpu.map(|(_, bytes)| bytes), [8 * parameters, 0, 0]);
+    }
+
+    #[test]
+    fn optimisers_that_remember_less_need_less() {
+        let config = config();
+        let sgd = |momentum| Optim::Sgd(prl_config::Sgd { momentum, ..Default::default() });
+        for (optim, bytes) in [
+            (Optim::AdamW(prl_config::AdamW::default()), 16),
+            (Optim::Muon(prl_config::Muon::default()), 12),
+            (sgd(0.9), 12),
+            (sgd(0.0), 8),
+            (Optim::SignSgd(prl_config::SignSgd::default()), 8),
+        ] {
+            let load = Load { moments: remembered(&optim), ..Load::default() };
+            assert_eq!(parts(&config, load)[0].1, bytes * config.parameters() as u128, "{optim:?}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use crate::logging;
-use prl_config::{AcMode, AcTarget, MatmulPrecision, TrainerModel};
+use prl_config::{AcMode, AcTarget, MatmulPrecision, Optim, TrainerModel};
 use prl_kernels::libraries::LibraryError;
 use prl_model::{Arithmetic, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError, Recompute};
 use std::path::{Path, PathBuf};
@@ -70,6 +70,14 @@ impl Compute {
     /// Whether our own kernels run on a GPU.
     pub fn on_gpu(&self) -> bool {
         self.gpu.is_some()
+    }
+
+    /// Whether the optimiser at `key` is to be had here.
+    ///
+    /// # Errors
+    /// One that our GPU kernels do not have.
+    pub fn check_optim(&self, key: &str, optim: &Optim) -> Result<(), Failure> {
+        if self.on_gpu() { optim_of_gpu(key, optim) } else { Ok(()) }
     }
 
     /// The same, with what the configuration left open decided: a model that does not fit is an error from now on.
@@ -142,6 +150,18 @@ impl Compute {
     }
 }
 
+/// A GPU's kernels take AdamW's steps and no others.
+fn optim_of_gpu(key: &str, optim: &Optim) -> Result<(), Failure> {
+    match optim {
+        Optim::AdamW(_) => Ok(()),
+        Optim::Sgd(_) | Optim::Muon(_) | Optim::SignSgd(_) => Err(Failure::input(format_args!(
+            "`{key}.type = \"{}\"` is not supported on a GPU yet; use `{key}.type = \"adamw\"`, or train on the CPU with \
+             `device = \"cpu\"`",
+            optim.tag()
+        ))),
+    }
+}
+
 /// Norms are computed again in any case, so that a layer that names only them keeps everything.
 fn recompute(model: &TrainerModel) -> Recompute {
     let Some(ac) = &model.ac else { return Recompute::NOTHING };
@@ -157,4 +177,25 @@ fn recompute(model: &TrainerModel) -> Recompute {
 /// The folder for compiled kernels; none without a home.
 pub fn kernel_cache() -> Option<PathBuf> {
     crate::caches::folder("kernels")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_has_adamw_alone() {
+        assert!(optim_of_gpu("optim", &Optim::AdamW(prl_config::AdamW::default())).is_ok());
+        for optim in [
+            Optim::Sgd(prl_config::Sgd::default()),
+            Optim::Muon(prl_config::Muon::default()),
+            Optim::SignSgd(prl_config::SignSgd::default()),
+        ] {
+            let error = optim_of_gpu("trainer.optim", &optim).unwrap_err();
+            assert_eq!(error.code, 2);
+            for naming in [optim.tag(), "`trainer.optim.type = \"adamw\"`", "`device = \"cpu\"`"] {
+                assert!(error.text.contains(naming), "{}", error.text);
+            }
+        }
+    }
 }

@@ -86,6 +86,7 @@ impl Parts {
         let config = &loaded.config;
         let orchestrator = &config.orchestrator;
         let compute = Compute::open(config.device, config.kernels, config.deterministic == Some(true))?;
+        compute.check_optim("trainer.optim", &config.trainer.optim)?;
 
         let mut algorithms = Algorithms::open(&registry(plugin_files(loaded))?, config)?;
         let loss = custom_loss(loaded)?;
@@ -95,7 +96,9 @@ impl Parts {
 
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
-        budget::check_training(&model_dir, budget::Load { gpu: compute.on_gpu(), ..budget::Load::default() })?;
+        let moments = budget::remembered(&config.trainer.optim);
+        let load = budget::Load { gpu: compute.on_gpu(), moments, ..budget::Load::default() };
+        budget::check_training(&model_dir, load)?;
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         let tokenizer = match &orchestrator.tokenizer.name {
             Some(name) if *name != config.trainer.model.name => {

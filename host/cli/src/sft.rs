@@ -59,6 +59,7 @@ impl Parts {
     fn load(loaded: &Loaded<SftConfig>, runtime: &Runtime) -> Result<Self, Failure> {
         let config = &loaded.config;
         let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
+        compute.check_optim("optim", &config.optim)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         budget::check_training(&model_dir, load(config, compute.on_gpu()))?;
         let random = config.model.debug.random_init.then_some(config.seed);
@@ -79,7 +80,8 @@ fn load(config: &SftConfig, gpu: bool) -> Load {
     let part = if matches!(config.data, SftData::Fake(_)) { 1 } else { 2 };
     let row = config.data.seq_len() / part;
     let batch = config.data.batch_size() as u128 * row as u128 * 5;
-    Load { gpu, pass: row.saturating_mul(config.data.micro_batch_size()), batch }
+    let moments = budget::remembered(&config.optim);
+    Load { gpu, pass: row.saturating_mul(config.data.micro_batch_size()), batch, moments }
 }
 
 /// A trainer of `decoder` on the configured data.

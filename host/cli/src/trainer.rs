@@ -68,11 +68,14 @@ impl Parts {
         let config = &loaded.config;
         let fake = config.data.fake.clone().ok_or_else(|| Failure::input("`data.fake` is missing"))?;
         let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
+        compute.check_optim("optim", &config.optim)?;
         let loss = custom_loss(config)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         // Made-up rows are as long as they may be. Per token: an id, a log-probability and an advantage.
         let batch = fake.batch_size as u128 * config.model.seq_len as u128 * 12;
-        budget::check_training(&model_dir, Load { gpu: compute.on_gpu(), pass: config.model.seq_len, batch })?;
+        let moments = budget::remembered(&config.optim);
+        let load = Load { gpu: compute.on_gpu(), pass: config.model.seq_len, batch, moments };
+        budget::check_training(&model_dir, load)?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         Ok(Parts { compute, model_dir, decoder, loss, fake })

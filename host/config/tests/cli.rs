@@ -1,7 +1,7 @@
 //! The command line: layering, flags, sections, lists, unions, sources and dumps.
 
 use prl_config::{
-    ConfigErrors, Device, Filter, Loaded, Loss, Optim, Pool, RlConfig, Scheduler, SftConfig, SftData, Source,
+    AdamW, ConfigErrors, Device, Filter, Loaded, Loss, Optim, Pool, RlConfig, Scheduler, SftConfig, SftData, Source,
     TrainerRun, load_rl, load_sft, load_trainer,
 };
 use serde_json::json;
@@ -45,6 +45,13 @@ fn sft(text: &str, line: &[&str]) -> Result<Loaded<SftConfig>, ConfigErrors> {
     load_sft(&words(&dir, &[("sft.toml", text)], &[&["@", "DIR/sft.toml"], line].concat()))
 }
 
+fn adamw(config: &RlConfig) -> &AdamW {
+    match &config.trainer.optim {
+        Optim::AdamW(adamw) => adamw,
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn later_files_win_and_flags_win_over_files() {
     let files = [
@@ -54,7 +61,7 @@ fn later_files_win_and_flags_win_over_files() {
     ];
     let line = ["--seed", "3", "@", "DIR/a.toml", "@DIR/base.toml", "@", "DIR/b.toml"];
     let config = rl(&files, &line).config;
-    let Optim::AdamW(adamw) = &config.trainer.optim;
+    let adamw = adamw(&config);
     assert_eq!((config.seed, config.max_steps, adamw.lr, adamw.betas1), (3, Some(1), 2.0, 0.5));
 }
 
@@ -76,8 +83,7 @@ fn files_nest_under_sections() {
         ["--trainer", "@", "DIR/t.toml", "@", "DIR/base.toml", "--trainer.optim", "@DIR/o.toml"],
         ["@", "DIR/base.toml", "--trainer", "@", "DIR/t.toml", "--trainer.optim", "@DIR/o.toml"],
     ] {
-        let Optim::AdamW(adamw) = rl(&files, &line).config.trainer.optim;
-        assert_eq!(adamw.lr, 0.25);
+        assert_eq!(adamw(&rl(&files, &line).config).lr, 0.25);
     }
 }
 
@@ -265,10 +271,8 @@ fn defaults_of_filters() {
 
 #[test]
 fn none_and_devices() {
-    let Optim::AdamW(adamw) = flags(&["--trainer.optim.max-norm", "None"]).config.trainer.optim;
-    assert_eq!(adamw.max_norm, None);
-    let Optim::AdamW(adamw) = flags(&["--no-trainer.optim.max-norm"]).config.trainer.optim;
-    assert_eq!(adamw.max_norm, None);
+    assert_eq!(adamw(&flags(&["--trainer.optim.max-norm", "None"]).config).max_norm, None);
+    assert_eq!(adamw(&flags(&["--no-trainer.optim.max-norm"]).config).max_norm, None);
     for (text, device) in
         [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda(0)), ("cuda:3", Device::Cuda(3))]
     {
@@ -320,7 +324,19 @@ fn errors_name_the_flag() {
         (&["--orchestrator.train.env.0.args", "{bad"], "`orchestrator.train.env.0.args` must be a table"),
         (&["--no-ckpt=1"], "takes no value"),
         (&["--trainer.model.cp", "2"], "`trainer.model.cp` is known from prime-rl"),
-        (&["--trainer.optim.type", "muon"], "`trainer.optim.type = \"muon\"` is known from prime-rl"),
+        (
+            &["--trainer.optim.type", "muom"],
+            "one of \"adamw\", \"sgd\", \"muon\", \"sign_sgd\", not \"muom\"; did you mean \"muon\"?",
+        ),
+        (&["--trainer.optim.type", "sgd", "--trainer.optim.mu", "0.5"], "unknown key `trainer.optim.mu`"),
+        (
+            &["--trainer.optim.type", "sgd", "--trainer.optim.momentum", "0"],
+            "`trainer.optim.nesterov = true` needs `trainer.optim.momentum` above 0",
+        ),
+        (
+            &["--trainer.optim.type", "muon", "--trainer.optim.betas2", "1"],
+            "`trainer.optim.betas2` (1) must be below 1",
+        ),
         (&["stray"], "unexpected word `stray`"),
         (&["--max-steps", "4", "5"], "unexpected word `5`"),
         (&["--max-steps"], "`max_steps` needs a value"),

@@ -28,6 +28,8 @@ pub use folder::{COMPANION_FILES, Precision, SaveOptions};
 pub use fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 pub use gpu::{Arithmetic, Gpu, GpuOptions, Recompute};
 pub use hub::{HubOptions, resolve};
+// The products of the CPU's kernels, for whoever computes with a model's matrices.
 pub use learner::{HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};
+pub use prl_kernels::{gemm_nn, gemm_nt};
 pub use rope::{RopeConfig, RopeScaling};
 pub use sample::{Answer, Cache, Draw, Extend, Score, Snapshot, Underway, Want};

@@ -99,6 +99,20 @@ pub enum TrainerError {
     /// The step was given up because a stop was asked for.
     #[error("stopped before the step was done")]
     Stopped,
+    /// The state of another optimiser than the run's.
+    #[error(
+        "`{}` is what the optimiser \"{saved}\" remembers, and this run has \"{run}\"; go on with \
+         `optim.type = \"{saved}\"`, or begin with an optimiser that has seen nothing: `ckpt.skip_optimizer = true` (in \
+         `prl rl` both under `trainer`)", path.display()
+    )]
+    OtherOptimizer {
+        /// The file.
+        path: PathBuf,
+        /// Whose it is.
+        saved: String,
+        /// The run's.
+        run: &'static str,
+    },
     /// A state file could not be read or written.
     #[error("cannot {action} `{path}`: {reason}")]
     File {

@@ -178,7 +178,7 @@ impl SftTrainer {
     /// # Errors
     /// The device does not give it.
     pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
-        Ok(TrainerState { moments: self.optimizer.saved(&mut self.learner)?, progress: self.progress, loss: None })
+        Ok(TrainerState { optimizer: self.optimizer.saved(&mut self.learner)?, progress: self.progress, loss: None })
     }
 
     /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment and the same

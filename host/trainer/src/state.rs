@@ -2,13 +2,13 @@
 
 use crate::TrainerError;
 use crate::custom;
-use crate::optim::SavedMoments;
+use crate::optim::SavedOptimizer;
 use crate::progress::Progress;
 use std::path::Path;
 
-/// The state of a moment: training goes on while it is written. As large as the optimiser's moments.
+/// The state of a moment: training goes on while it is written. As large as what the optimiser remembers.
 pub struct TrainerState {
-    pub(crate) moments: SavedMoments,
+    pub(crate) optimizer: SavedOptimizer,
     pub(crate) progress: Progress,
     /// Of a loss from outside.
     pub(crate) loss: Option<Vec<u8>>,
@@ -20,7 +20,7 @@ impl TrainerState {
     /// # Errors
     /// A file cannot be written.
     pub fn write(&self, dir: &Path) -> Result<(), TrainerError> {
-        self.moments.write(dir)?;
+        self.optimizer.write(dir)?;
         self.loss.as_ref().map_or(Ok(()), |state| custom::write_state(dir, state))?;
         self.progress.save(dir)
     }

@@ -214,7 +214,7 @@ impl Trainer {
     /// The device or the loss does not give it.
     pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
         Ok(TrainerState {
-            moments: self.optimizer.saved(&mut self.learner)?,
+            optimizer: self.optimizer.saved(&mut self.learner)?,
             progress: self.progress,
             loss: self.custom.as_mut().map_or(Ok(None), |custom| custom.state())?,
         })

@@ -1,6 +1,6 @@
 //! `prl sft`: it learns, from every kind of data, goes on from a checkpoint, and what it leaves can be used.
 
-use crate::support::{Scratch, model, number_after, repo, value};
+use crate::support::{Scratch, model, number_after, refused, repo, value};
 use std::fs;
 
 /// The example, shrunk.
@@ -90,6 +90,30 @@ fn stopping_and_going_on_changes_nothing() {
     let missing = sft("stopped", "--max-steps 9 --ckpt.resume-step 5");
     assert_eq!(missing.code, Some(2), "{missing}");
     assert!(missing.stderr.contains("step_5"), "{missing}");
+}
+
+#[test]
+fn other_optimisers_learn_and_go_on() {
+    let scratch = Scratch::new();
+    let toml = repo().join("examples/reverse_text/sft.toml").display().to_string();
+    for (name, lr) in [("muon", "5e-3"), ("sgd", "0.2")] {
+        let sft = |out: &str, words: &str| {
+            let optim = format!("--optim.type {name} --optim.lr {lr} --scheduler.type constant");
+            scratch.prl(&format!("sft @ {toml} {optim} --data.batch-size 4 --ckpt --output-dir {name}_{out} {words}"))
+        };
+        sft("through", "--max-steps 10").ok();
+        let through = scratch.run(&format!("{name}_through"));
+        let losses = through.series("loss/mean");
+        assert!(losses[9] < 0.9 * losses[0], "{name}: {losses:?}");
+        sft("parts", "--max-steps 5").ok();
+        let other = sft("parts", "--max-steps 10 --ckpt.resume-step -1 --optim.type sign_sgd");
+        let naming = format!("is what the optimiser \"{name}\" remembers, and this run has \"sign_sgd\"");
+        refused(&other, &[&naming, "`ckpt.skip_optimizer = true`"]);
+        sft("parts", "--max-steps 10 --ckpt.resume-step -1").ok();
+        let parts = scratch.run(&format!("{name}_parts"));
+        assert_eq!(parts.series("loss/mean"), losses, "{name}");
+        assert!(parts.weights(10) == through.weights(10), "{name}: other weights");
+    }
 }
 
 #[test]

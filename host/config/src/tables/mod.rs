@@ -29,6 +29,6 @@ pub use services::{FrozenModel, Grant, LlmRole, PolicyClient};
 pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
 pub use trainer::{
     AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, CustomLoss, DebugModel,
-    DefaultLoss, FakeBatches, IpoLoss, LinearScheduler, Loss, Optim, Scheduler, TrainerCkpt, TrainerConfig,
-    TrainerData, TrainerModel, TrainerRun,
+    DefaultLoss, FakeBatches, IpoLoss, LinearScheduler, Loss, Muon, Optim, Scheduler, Sgd, SignSgd, TrainerCkpt,
+    TrainerConfig, TrainerData, TrainerModel, TrainerRun,
 };

@@ -161,14 +161,65 @@ section! {
     }
 }
 
+section! {
+    /// Gradient descent with momentum; weight decay is part of the gradient.
+    pub struct Sgd {
+        /// Learning rate.
+        lr: f64 = 1e-6 => [Min(0.0)];
+        /// Weight decay.
+        weight_decay: f64 = 0.01 => [Min(0.0)];
+        /// Largest norm of the gradient; larger ones are scaled down.
+        max_norm: Option<f64> = Some(1.0) => [Min(0.0)];
+        /// Share of the sum of past gradients that a step keeps.
+        momentum: f64 = 0.9 => [Min(0.0), Max(1.0)];
+        /// Step to where the momentum will have led.
+        nesterov: bool = true;
+    }
+}
+
+section! {
+    /// Momentum whose matrices are made orthogonal; embedding, head and vectors have AdamW.
+    pub struct Muon {
+        /// Learning rate.
+        lr: f64 = 1e-6 => [Min(0.0)];
+        /// Weight decay.
+        weight_decay: f64 = 0.01 => [Min(0.0)];
+        /// Largest norm of the gradient; larger ones are scaled down.
+        max_norm: Option<f64> = Some(1.0) => [Min(0.0)];
+        /// Share of the sum of past gradients that a step keeps.
+        mu: f64 = 0.95 => [Min(0.0), Max(1.0)];
+        /// AdamW's decay of the first moment.
+        betas1: f64 = 0.9 => [Min(0.0)];
+        /// AdamW's decay of the second moment.
+        betas2: f64 = 0.95 => [Min(0.0)];
+    }
+}
+
+section! {
+    /// A step of the learning rate against the sign of each gradient; keeps nothing.
+    pub struct SignSgd {
+        /// Learning rate.
+        lr: f64 = 1e-6 => [Min(0.0)];
+        /// Weight decay.
+        weight_decay: f64 = 0.01 => [Min(0.0)];
+        /// Largest norm of the gradient; has no effect, since it leaves signs as they are.
+        max_norm: Option<f64> = Some(1.0) => [Min(0.0)];
+    }
+}
+
 union! {
-    /// The optimiser.
+    /// The optimiser; a GPU has "adamw" alone.
     pub enum Optim {
         /// AdamW.
         "adamw" => AdamW(AdamW),
+        /// Gradient descent with momentum.
+        "sgd" => Sgd(Sgd),
+        /// Orthogonal momentum.
+        "muon" => Muon(Muon),
+        /// The gradient's signs.
+        "sign_sgd" => SignSgd(SignSgd),
     }
     default "adamw"
-    unsupported ["sgd", "muon", "sign_sgd"]
 }
 
 section! {

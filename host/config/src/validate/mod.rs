@@ -25,9 +25,24 @@ fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
     }
 }
 
-/// A moment that keeps all of itself never moves. `prefix` is `trainer.` or empty.
-fn optim(Optim::AdamW(adamw): &Optim, prefix: &str, v: &mut Validator<'_>) {
-    for (key, beta) in [("betas1", adamw.betas1), ("betas2", adamw.betas2)] {
+/// A moment that keeps all of itself never moves, and without momentum there is no way to look ahead. `prefix` is
+/// `trainer.` or empty.
+fn optim(optim: &Optim, prefix: &str, v: &mut Validator<'_>) {
+    let betas = match optim {
+        Optim::AdamW(adamw) => [adamw.betas1, adamw.betas2],
+        Optim::Muon(muon) => [muon.betas1, muon.betas2],
+        Optim::Sgd(sgd) => {
+            if sgd.nesterov && sgd.momentum == 0.0 {
+                let (key, momentum) = (format!("{prefix}optim.nesterov"), format!("{prefix}optim.momentum"));
+                let message =
+                    format!("`{key} = true` needs `{momentum}` above 0: set `{key} = false` for plain descent");
+                v.fail(&[&momentum, &key], message);
+            }
+            return;
+        }
+        Optim::SignSgd(_) => return,
+    };
+    for (key, beta) in ["betas1", "betas2"].into_iter().zip(betas) {
         // In f32, as it is used: 1 - 1e-9 would be 1.
         if beta as f32 >= 1.0 {
             let key = format!("{prefix}optim.{key}");
