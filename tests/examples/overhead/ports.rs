@@ -118,7 +118,8 @@ impl Renderer for Words {
     }
 
     fn bridge(&self, previous: &[TokenId], replies: &[Message], _: &[ToolDef]) -> Result<Option<Rendered>, String> {
-        Ok(self.inner.bridge_to_next_turn(previous, replies).map(rendered))
+        let bridge = self.inner.bridge_to_next_turn(previous, replies).map_err(|e| e.to_string())?;
+        Ok(bridge.map(rendered))
     }
 
     fn answer(
