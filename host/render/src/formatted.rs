@@ -74,9 +74,6 @@ pub(crate) fn answer_ids(
 ) -> Result<Vec<TokenId>, RenderError> {
     let whole = [messages, std::slice::from_ref(answer)].concat();
     let written = format.write(&whole, tools, false)?;
-    if format.forbids_thinking() {
-        refuse_thoughts(format, &written)?;
-    }
     let encoded = written.encode(with.tokenizer)?;
     let of_answer = |owner: &usize| {
         let piece = &written.pieces()[*owner];
