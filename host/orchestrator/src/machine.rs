@@ -110,11 +110,9 @@ pub(crate) struct Machine {
     /// The version that is sampled with from here on; nothing starts until the engine has it, and the next waits for that.
     visible: Step,
     setting: bool,
-    wanted: Option<Step>,
     closed_at: f64,
     opened_at: f64,
     // Training.
-    queue: VecDeque<Step>,
     training: Option<Step>,
     trained: Step,
     shipped: BTreeMap<Step, Shipped>,
@@ -188,10 +186,8 @@ impl Machine {
             scoring: None,
             visible: start,
             setting: false,
-            wanted: None,
             closed_at: 0.0,
             opened_at: 0.0,
-            queue: shipped.keys().copied().collect(),
             training: None,
             trained: start,
             shipped,
@@ -250,9 +246,7 @@ impl Machine {
             Event::PolicySet { version, result } => {
                 result.map_err(|message| Error::Policy { version: version.0, message })?;
                 self.setting = false;
-                if let Some(version) = self.wanted.take() {
-                    self.make_visible(version, out);
-                }
+                self.follow(out);
                 Ok(())
             }
             Event::Tick => Ok(()),
@@ -358,11 +352,19 @@ impl Machine {
         (self.visible + 1..=self.last).find(|step| !self.evals_due(*step).is_empty())
     }
 
-    fn make_visible(&mut self, version: Step, out: &mut Vec<Action>) {
-        if self.setting {
-            self.wanted = Some(version);
+    /// Outside deterministic mode the newest version is sampled with as soon as the engine can take it; one that is to be
+    /// evaluated is not passed over.
+    fn follow(&mut self, out: &mut Vec<Action>) {
+        if self.settings.deterministic || self.stopped || self.setting {
             return;
         }
+        let next = (self.visible + 1..=self.trained).find(|v| *v == self.trained || !self.evals_due(*v).is_empty());
+        if let Some(version) = next {
+            self.make_visible(version, out);
+        }
+    }
+
+    fn make_visible(&mut self, version: Step, out: &mut Vec<Action>) {
         self.visible = version;
         self.setting = true;
         tracing::debug!("Sampling goes on with policy v{version}");
@@ -473,7 +475,6 @@ impl Machine {
         ] {
             cut.metrics.insert(name.to_owned(), value);
         }
-        self.queue.push_back(self.step);
         self.shipped.insert(self.step, Shipped { cut, progress: self.totals.clone(), trained: None });
         self.step += 1;
         if self.step > self.sampled {
@@ -484,12 +485,11 @@ impl Machine {
     }
 
     fn train(&mut self, out: &mut Vec<Action>) {
-        if self.training.is_some() || self.ending {
+        let step = self.trained + 1;
+        if self.training.is_some() || self.ending || step > self.last {
             return;
         }
-        if let Some(step) = self.queue.pop_front_if(|step| *step <= self.last)
-            && let Some(shipped) = self.shipped.get(&step)
-        {
+        if let Some(shipped) = self.shipped.get(&step) {
             self.training = Some(step);
             out.push(Action::Train(shipped.cut.batch.clone()));
         }
@@ -511,9 +511,7 @@ impl Machine {
         if self.is_saved(step) {
             self.owed.push_back((step, self.saved.clone()));
         }
-        if !self.settings.deterministic && !self.stopped {
-            self.make_visible(step, out);
-        }
+        self.follow(out);
         Ok(())
     }
 

@@ -171,6 +171,13 @@ pub struct Due {
     pub interval: Option<u64>,
 }
 
+impl Due {
+    /// Whether `step` is one of them, in a run up to `last`.
+    pub fn includes(self, step: u64, last: Option<u64>) -> bool {
+        last == Some(step) || self.interval.is_some_and(|interval| step.is_multiple_of(interval))
+    }
+}
+
 impl Default for Settings {
     /// The documented defaults, with no environment.
     fn default() -> Self {

@@ -29,8 +29,12 @@ impl Pick {
     /// Of a group that had been open; nothing where its environment is gone.
     fn again(seed: u64, envs: &[TrainEnv], open: &Open) -> Option<Self> {
         let env = envs.iter().position(|env| env.name == open.env)?;
-        let seed = task_seed(seed, "task", &open.env, open.index);
-        Some(Pick { group: GroupId(open.group), env, index: open.index, seed })
+        Some(Pick::new(seed, &open.env, (open.group, env, open.index)))
+    }
+
+    /// `name` is the environment's.
+    fn new(run_seed: u64, name: &str, (group, env, index): (u64, usize, u64)) -> Self {
+        Pick { group: GroupId(group), env, index, seed: task_seed(run_seed, "task", name, index) }
     }
 }
 
@@ -124,13 +128,12 @@ impl TaskSource {
                 cursor.table[(taken % size) as usize]
             }
         };
-        Pick { group: GroupId(group), env, index, seed: task_seed(seed, "task", &cursor.name, index) }
+        Pick::new(seed, &cursor.name, (group, env, index))
     }
 
     /// Has a group picked again, before all new ones.
     pub(crate) fn put_back(&mut self, group: u64, env: usize, index: u64) {
-        let seed = task_seed(self.seed, "task", &self.envs[env].name, index);
-        self.again.push_back(Pick { group: GroupId(group), env, index, seed });
+        self.again.push_back(Pick::new(self.seed, &self.envs[env].name, (group, env, index)));
     }
 
     /// Groups of an earlier run that are still to be picked.

@@ -44,8 +44,7 @@ impl Machine {
     }
 
     pub(super) fn is_saved(&self, step: Step) -> bool {
-        let due = |due: &crate::Due| step == self.last || due.interval.is_some_and(|n| step.is_multiple_of(n));
-        self.settings.checkpoints.as_ref().is_some_and(due)
+        self.settings.checkpoints.is_some_and(|due| due.includes(step, self.settings.max_steps))
     }
 
     /// Takes the state of `step` if that is due. Everything that belongs to it must have happened, and nothing that does not.
@@ -118,13 +117,17 @@ impl Machine {
 
     /// Leaves the training groups under way to a run that goes on.
     pub(super) fn put_back(&mut self) {
-        let open: Vec<_> = self.train_groups().map(|(key, group)| (key.seq, group.env, group.index())).collect();
+        let open: Vec<_> = self.under_way().collect();
         open.into_iter().for_each(|(group, env, index)| self.source.put_back(group, env, index));
+    }
+
+    /// Training groups under way: each one's id, environment and task.
+    fn under_way(&self) -> impl Iterator<Item = (u64, usize, u64)> {
+        self.train_groups().map(|(key, group)| (key.seq, group.env, group.index()))
     }
 
     /// Training groups that are in no batch: those under way, then those that are still to be picked again.
     fn open_train_groups(&self) -> impl Iterator<Item = (u64, usize, u64)> {
-        let picked = self.train_groups().map(|(key, group)| (key.seq, group.env, group.index()));
-        picked.chain(self.source.again().map(|pick| (pick.group.0, pick.env, pick.index)))
+        self.under_way().chain(self.source.again().map(|pick| (pick.group.0, pick.env, pick.index)))
     }
 }

@@ -348,6 +348,7 @@ impl Policy for FakePolicy {
     fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>> {
         async move {
             assert!(version.0 <= self.0.trained.load(SeqCst), "{version} is not trained yet");
+            self.0.delays.pause().await;
             assert!(version.0 > self.0.visible.swap(version.0, SeqCst));
             self.0.log.lock().unwrap().policies.push(version.0);
             Ok(())

@@ -242,3 +242,15 @@ fn a_free_run_begins_no_batch_ahead_of_its_async_level() {
         }
     }
 }
+
+#[test]
+fn no_evaluation_is_passed_over_where_weights_arrive_slowly() {
+    for schedule in 0..40 {
+        let world = World::new(schedule, 400, Script { min_group: 1, ..Script::default() });
+        let s =
+            Settings { deterministic: false, eval: vec![eval_env("a", 1)], max_async_level: 3, ..settings(8, 4, 4) };
+        block_on(world.run(Settings { max_off_policy_steps: 8, ..s })).unwrap();
+        let log = world.log.lock().unwrap();
+        assert!(log.evals.iter().map(|(eval, _)| eval.step).eq(0..=8), "schedule {schedule}: {:?}", log.order);
+    }
+}
