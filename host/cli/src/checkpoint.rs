@@ -2,10 +2,10 @@
 //! contents of both; the store owns how they get on disk.
 
 use crate::failure::Failure;
-use prl_model::{Decoder, Device, ModelConfig, SaveOptions};
-use prl_orchestrator::{Progress, State};
-use prl_store::{Checkpoints, Keep, Marks};
-use prl_trainer::{Skip, TrainerState};
+use prl_model::{Decoder, Device, ModelConfig, ModelError, SaveOptions};
+use prl_orchestrator::{Due, Progress, State};
+use prl_store::{Checkpoints, Keep, Marks, RunDir};
+use prl_trainer::{Skip, TrainerError, TrainerState};
 use prl_types::Step;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -38,12 +38,26 @@ pub struct Saved {
     pub orchestrator: Option<(State, Marks)>,
 }
 
+impl Saved {
+    /// The trainer's part of a step.
+    pub fn new(step: Step, decoder: Result<Decoder, ModelError>, state: Result<TrainerState, TrainerError>) -> Self {
+        let trainer = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
+        Saved { step, trainer, orchestrator: None }
+    }
+}
+
 /// Where steps go.
 pub struct Folders {
     /// What runs go on from.
     pub checkpoints: Checkpoints,
     /// Weights for use elsewhere.
     pub weights: Checkpoints,
+}
+
+impl From<&RunDir> for Folders {
+    fn from(run: &RunDir) -> Self {
+        Folders { checkpoints: run.checkpoints(), weights: run.weights() }
+    }
 }
 
 /// What is saved and when.
@@ -75,7 +89,7 @@ impl Plan {
 
     /// Whether `step` is saved.
     pub fn is_due(&self, step: Step) -> bool {
-        self.interval.is_some_and(|i| step.is_multiple_of(i)) || self.max_steps == Some(step)
+        Due { interval: self.interval }.includes(step, self.max_steps)
     }
 
     /// Writes a step: weights for use elsewhere, then what is needed to go on.

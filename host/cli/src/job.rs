@@ -1,7 +1,7 @@
 //! What `prl sft` and `prl trainer` do around their steps: the run directory, saving, recording, and the end. Owns the order of
 //! these; must not know what a step trains on.
 
-use crate::checkpoint::{Folders, Plan, Saved};
+use crate::checkpoint::{Plan, Saved};
 use crate::divergence::Divergence;
 use crate::failure::Failure;
 use crate::logging::{self, Resumed};
@@ -54,8 +54,7 @@ impl<'a> Job<'a> {
         }
         let saves = settings.ckpt.map(|ckpt| {
             let plan = Plan::new(ckpt, settings.max_steps, companions);
-            let folders = Folders { checkpoints: dir.checkpoints(), weights: dir.weights() };
-            Ok((plan.clone(), Saver::start(plan, folders).map_err(Failure::run)?))
+            Ok((plan.clone(), Saver::start(plan, &dir).map_err(Failure::run)?))
         });
         Ok(Job {
             saves: saves.transpose()?,
@@ -108,8 +107,7 @@ impl<'a> Job<'a> {
         state: Result<TrainerState, TrainerError>,
     ) {
         if let Some((_, saver)) = &self.saves {
-            let trainer = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
-            saver.save(Saved { step, trainer, orchestrator: None });
+            saver.save(Saved::new(step, decoder, state));
         }
     }
 

@@ -7,7 +7,7 @@ mod settings;
 use crate::algo::open::registry;
 use crate::assets;
 use crate::budget;
-use crate::checkpoint::{self, Folders, Plan};
+use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
 use crate::compute::Compute;
 use crate::control::{Control, Reach};
@@ -331,8 +331,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         ready.sampler.policy(decode, &dir, &parts.model_dir, begins, config.orchestrator.max_async_level).await?;
     let saves = ckpt.map(|ckpt| {
         let plan = Plan::new(ckpt, config.trainer.max_steps, &parts.model_dir);
-        let folders = Folders { checkpoints: dir.checkpoints(), weights: dir.weights() };
-        let saver = Saver::start(plan.clone(), folders).map_err(Failure::run)?;
+        let saver = Saver::start(plan.clone(), &dir).map_err(Failure::run)?;
         Ok(Saves { plan, saver, recorder: recorder.clone(), parts: Mutex::default() })
     });
     let trainer = Arc::new(LocalTrainer::new(ready.trainer, handover, saves.transpose()?));

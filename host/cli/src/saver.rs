@@ -2,6 +2,7 @@
 //! checkpoint is `checkpoint`'s.
 
 use crate::checkpoint::{Folders, Plan, Saved};
+use prl_store::RunDir;
 use prl_types::Step;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -81,8 +82,9 @@ impl Shared {
 }
 
 impl Saver {
-    /// Starts the thread.
-    pub fn start(plan: Plan, folders: Folders) -> std::io::Result<Self> {
+    /// Starts the thread, which writes into the folders of `run`.
+    pub fn start(plan: Plan, run: &RunDir) -> std::io::Result<Self> {
+        let folders = Folders::from(run);
         let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new() });
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("checkpoints".into());

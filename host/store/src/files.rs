@@ -96,7 +96,16 @@ pub fn digest(path: &Path) -> Result<(u64, String), StoreError> {
         hash.update(&buffer[..n]);
         size += n as u64;
     }
-    Ok((size, hash.finalize().iter().map(|b| format!("{b:02x}")).collect()))
+    Ok((size, hex(&hash.finalize())))
+}
+
+/// SHA-256 of bytes, hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(hash: &[u8]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A place where a test can let the process die.

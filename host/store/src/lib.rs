@@ -12,7 +12,7 @@ mod steps;
 mod view;
 
 pub use error::StoreError;
-pub use files::{digest, write_atomic};
+pub use files::{digest, sha256, write_atomic};
 pub use records::Marks;
 pub use rollouts::{RolloutLog, Split, Subset, read_lines};
 pub use run_dir::{Create, RunDir};

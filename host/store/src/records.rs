@@ -3,7 +3,7 @@
 
 use crate::error::At;
 use crate::rollouts::{Split, Subset};
-use crate::steps::step_of;
+use crate::steps::steps_in;
 use crate::view::files_below;
 use crate::{RolloutLog, StoreError, files};
 use prl_types::Step;
@@ -30,8 +30,7 @@ impl Marks {
     /// Of the files that there are of steps after `step`.
     pub(crate) fn take(log: &RolloutLog, step: Step) -> Result<Self, StoreError> {
         let mut marks = Vec::new();
-        let steps = if log.dir().exists() { log.steps()? } else { Vec::new() };
-        for later in steps.into_iter().filter(|later| *later > step) {
+        for (later, _) in steps_in(log.dir())?.into_iter().filter(|(later, _)| *later > step) {
             for (split, subset) in KINDS {
                 let path = log.path(later, split, subset);
                 match fs::metadata(&path) {
@@ -121,22 +120,6 @@ pub(crate) fn keep_evaluated(
         }
     }
     Ok(())
-}
-
-/// The folders of steps in a folder; none where there is no such folder.
-pub(crate) fn steps_in(dir: &Path) -> Result<Vec<(Step, PathBuf)>, StoreError> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).at("list", dir),
-    };
-    let mut steps = Vec::new();
-    for entry in entries {
-        let entry = entry.at("list", dir)?;
-        steps.extend(step_of(&entry.file_name()).map(|step| (step, entry.path())));
-    }
-    steps.sort_unstable();
-    Ok(steps)
 }
 
 #[cfg(test)]

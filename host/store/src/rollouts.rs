@@ -5,6 +5,7 @@ use crate::StoreError;
 use crate::error::At;
 use crate::files;
 use crate::records::Marks;
+use crate::steps::steps_in;
 use prl_types::Step;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -102,12 +103,8 @@ impl RolloutLog {
     /// # Errors
     /// There is no log, or the system refuses.
     pub fn steps(&self) -> Result<Vec<Step>, StoreError> {
-        let mut steps = Vec::new();
-        for entry in std::fs::read_dir(&self.dir).at("list", &self.dir)? {
-            steps.extend(crate::steps::step_of(&entry.at("list", &self.dir)?.file_name()));
-        }
-        steps.sort_unstable();
-        Ok(steps)
+        std::fs::metadata(&self.dir).at("list", &self.dir)?;
+        Ok(steps_in(&self.dir)?.into_iter().map(|(step, _)| step).collect())
     }
 
     /// The file of one step, split and subset.

@@ -3,7 +3,7 @@
 
 use crate::error::At;
 use crate::records::{self, Marks};
-use crate::steps::Checkpoints;
+use crate::steps::{Checkpoints, steps_in};
 use crate::{RolloutLog, StoreError, files};
 use prl_types::Step;
 use std::collections::BTreeSet;
@@ -204,7 +204,7 @@ impl RunDir {
         files::remove(&self.root.join(BROADCASTS))?;
         for (root, name) in [(&self.ckpt_root, CHECKPOINTS), (&self.ckpt_root, WEIGHTS), (&self.root, ROLLOUTS)] {
             let dir = root.join(name);
-            for (n, path) in records::steps_in(&dir)?.into_iter().filter(|(n, _)| goes(*n)) {
+            for (n, path) in steps_in(&dir)?.into_iter().filter(|(n, _)| goes(*n)) {
                 let stays = name == ROLLOUTS && marks.steps().contains(&n);
                 if stays && marks.hold(n, &path)? {
                     continue;

@@ -2,9 +2,8 @@
 //! "complete" means; knows nothing of what is inside.
 
 use crate::StoreError;
-use crate::error::At;
 use crate::files;
-use crate::view::files_below;
+use crate::view::{children, files_below};
 use prl_types::Step;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -99,14 +98,7 @@ impl Checkpoints {
     /// # Errors
     /// The folder cannot be listed. That it does not exist is no error.
     pub fn steps(&self) -> Result<Vec<Step>, StoreError> {
-        let mut out = Vec::new();
-        if self.dir.exists() {
-            for entry in fs::read_dir(&self.dir).at("list", &self.dir)? {
-                out.extend(step_of(&entry.at("list", &self.dir)?.file_name()));
-            }
-        }
-        out.sort_unstable();
-        Ok(out)
+        Ok(steps_in(&self.dir)?.into_iter().map(|(step, _)| step).collect())
     }
 
     /// Checks that a step is there as it was written, down to each file's hash.
@@ -222,21 +214,30 @@ impl Checkpoints {
     }
 
     fn sweep(&self) -> Result<(), StoreError> {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return Ok(()) };
-        for entry in entries {
-            let entry = entry.at("list", &self.dir)?;
-            let name = entry.file_name();
-            let stem = Path::new(&name).file_stem().and_then(step_of);
-            let leftover = Path::new(&name).extension().is_some_and(|e| e == "tmp" || e == "deleted");
-            if stem.is_some()
-                && leftover
-                && let Err(e) = files::remove(&entry.path())
-            {
+        for path in self.leftovers()? {
+            if let Err(e) = files::remove(&path) {
                 tracing::warn!("leftover stays: {e}");
             }
         }
         Ok(())
     }
+
+    /// Folders that are being written, or that an interrupted write or removal left.
+    pub(crate) fn leftovers(&self) -> Result<Vec<PathBuf>, StoreError> {
+        let of_a_step = |path: &PathBuf| {
+            let leftover = path.extension().is_some_and(|end| end == "tmp" || end == "deleted");
+            leftover && path.file_stem().and_then(step_of).is_some()
+        };
+        Ok(children(&self.dir)?.into_iter().filter(of_a_step).collect())
+    }
+}
+
+/// The folders of steps in a folder, ascending; none where there is no such folder.
+pub(crate) fn steps_in(dir: &Path) -> Result<Vec<(Step, PathBuf)>, StoreError> {
+    let of_a_step = |path: PathBuf| Some((path.file_name().and_then(step_of)?, path));
+    let mut steps: Vec<(Step, PathBuf)> = children(dir)?.into_iter().filter_map(of_a_step).collect();
+    steps.sort_unstable();
+    Ok(steps)
 }
 
 /// A step being written. Dropped without [`StepWriter::commit`] it leaves nothing behind.
@@ -309,7 +310,7 @@ impl Drop for StepWriter {
 }
 
 /// The step of a folder named `step_N`.
-pub(crate) fn step_of(name: &OsStr) -> Option<Step> {
+fn step_of(name: &OsStr) -> Option<Step> {
     let digits = name.to_str()?.strip_prefix("step_")?;
     let step: Step = digits.parse().ok()?;
     (step.to_string() == digits).then_some(step)

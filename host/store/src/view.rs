@@ -3,7 +3,6 @@
 
 use crate::error::At;
 use crate::run_dir::{CHECKPOINTS, CONFIGS, LOCK, LOGS, METRICS, ORPHANED, TRACES, WEIGHTS};
-use crate::steps::step_of;
 use crate::{Checkpoints, RolloutLog, StoreError};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -97,11 +96,7 @@ impl RunView {
     pub fn unfinished(&self) -> Result<Vec<PathBuf>, StoreError> {
         let mut found = Vec::new();
         for steps in [self.checkpoints(), self.weights()] {
-            let of_a_step = |path: &PathBuf| {
-                let leftover = path.extension().is_some_and(|end| end == "tmp" || end == "deleted");
-                leftover && path.file_stem().and_then(step_of).is_some()
-            };
-            found.extend(children(steps.dir())?.into_iter().filter(of_a_step));
+            found.extend(steps.leftovers()?);
         }
         Ok(found)
     }
@@ -128,7 +123,7 @@ pub fn files_below(path: &Path) -> Result<Vec<(String, u64)>, StoreError> {
 }
 
 /// What a folder holds, sorted; nothing where there is none.
-fn children(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+pub(crate) fn children(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -10,10 +10,18 @@
 
 mod ports;
 
-use ports::{Answers, Log, Packer, Plugged, PoolEnv, Words};
+// The product's own adapters, which are in its binary.
+#[path = "../../../host/cli/src/ports/env.rs"]
+mod env;
+#[path = "../../../host/cli/src/ports/renderer.rs"]
+mod renderer;
+
+use env::PoolEnv;
+use ports::{Answers, Log, Packer, Plugged};
 use prl_environment::{Isolation, LoadConfig, Pool, PoolConfig, Sandbox, SandboxConfig, Services};
 use prl_orchestrator::{Deps, Sampling, Settings, TrainDeps, TrainEnv};
 use prl_render::RendererOptions;
+use renderer::ModelRenderer;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
@@ -228,7 +236,7 @@ fn measure(options: Options) -> Outcome<bool> {
     };
     let deps = Deps {
         policy: Arc::new(Answers::new(&renderer)?),
-        renderer: Arc::new(Words::new(renderer)),
+        renderer: Arc::new(ModelRenderer::new(renderer, &Default::default())),
         trainer: Arc::new(Packer),
         observer: log.clone(),
         train: vec![env],

@@ -1,145 +1,19 @@
-//! What is plugged into the orchestrator: the product's own parts by thin adapters, but for the model and the trainer. Owns
-//! what these two do instead; must not know what is measured.
+//! What is plugged into the orchestrator in place of the product's parts: a model that has its answers, a trainer that only packs,
+//! and a log that is cleared. Owns what these do instead; must not know what is measured.
 
 use crate::{Meter, Outcome};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_algorithm::Plugin;
-use prl_environment::{Completion, EnvError, Finish, Pool, RolloutContext};
 use prl_orchestrator::{
-    Algorithm, Env, Observer, OpenRequest, Policy, PolicyError, Purpose, Rendered, Renderer, SampleRequest, Scored,
-    Session, State, StepInput, StepReport, TrainReport, Trainer,
+    Algorithm, Observer, Policy, PolicyError, Purpose, SampleRequest, Scored, State, StepReport, TrainReport, Trainer,
 };
 use prl_store::{RolloutLog, Split, StoreError, Subset};
-use prl_types::{
-    Batch, EnvTurn, Eval, FinishReason, Message, PolicyVersion, Role, Rollout, Sampled, Score, Step, Task, TokenId,
-    ToolDef,
-};
+use prl_types::{Batch, Eval, FinishReason, PolicyVersion, Rollout, Sampled, Step, TokenId};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// A pool of instances.
-pub struct PoolEnv(pub Pool);
-
-fn text(error: EnvError) -> String {
-    error.to_string()
-}
-
-impl Env for PoolEnv {
-    fn split_size(&self, split: &str) -> Result<Option<u64>, String> {
-        let found = self.0.info().split(split);
-        found.map(|split| split.size).ok_or_else(|| format!("there is no split `{split}`"))
-    }
-
-    fn task<'a>(&'a self, split: &'a str, index: u64, seed: u64) -> BoxFuture<'a, Result<Task, String>> {
-        async move { self.0.task(split, index, seed).await.map_err(text) }.boxed()
-    }
-
-    fn open(&self, task: Arc<Task>, request: OpenRequest) -> BoxFuture<'_, Result<Box<dyn Session>, String>> {
-        let context = RolloutContext {
-            id: request.id.to_string(),
-            seed: request.seed,
-            member: request.id.member,
-            group_size: request.group_size,
-            step: request.step,
-            eval: request.purpose == Purpose::Eval,
-        };
-        async move {
-            let session = self.0.open(&task, context).await.map_err(text)?;
-            Ok(Box::new(PoolSession(Some(session))) as Box<dyn Session>)
-        }
-        .boxed()
-    }
-
-    fn multi_turn(&self) -> bool {
-        self.0.info().features.multi_turn
-    }
-}
-
-struct PoolSession(Option<prl_environment::Session>);
-
-impl PoolSession {
-    fn live(&mut self) -> Result<&mut prl_environment::Session, String> {
-        self.0.as_mut().ok_or_else(|| "the rollout is already scored".to_owned())
-    }
-}
-
-impl Session for PoolSession {
-    fn start(&mut self) -> BoxFuture<'_, Result<EnvTurn, String>> {
-        async move { self.live()?.start().await.map_err(text) }.boxed()
-    }
-
-    fn step(&mut self, input: StepInput) -> BoxFuture<'_, Result<EnvTurn, String>> {
-        async move {
-            let finish = Finish::new(&input.finish, &input.message).ok_or("an aborted turn is no turn")?;
-            let said = Completion {
-                finish,
-                tokens: input.tokens as u32,
-                context_left: u32::try_from(input.context_left).ok(),
-                turns_left: Some(input.turns_left),
-                message: input.message,
-            };
-            self.live()?.step(said).await.map_err(text)
-        }
-        .boxed()
-    }
-
-    fn score(&mut self, truncated: Option<String>) -> BoxFuture<'_, Result<Score, String>> {
-        async move {
-            let session = self.0.take().ok_or("the rollout is already scored")?;
-            session.score(truncated.as_deref()).await.map_err(text)
-        }
-        .boxed()
-    }
-}
-
-/// The renderer of a model folder.
-pub struct Words {
-    inner: Arc<prl_render::Renderer>,
-    stops: Arc<[TokenId]>,
-}
-
-impl Words {
-    /// Wraps it.
-    pub fn new(inner: Arc<prl_render::Renderer>) -> Self {
-        Words { stops: inner.stop_token_ids().into(), inner }
-    }
-}
-
-fn rendered(r: prl_render::Rendered) -> Rendered {
-    Rendered { ids: r.ids, spans: r.spans }
-}
-
-impl Renderer for Words {
-    fn render(&self, messages: &[Message], tools: &[ToolDef]) -> Result<Rendered, String> {
-        self.inner.render_ids(messages, tools, true).map(rendered).map_err(|e| e.to_string())
-    }
-
-    fn bridge(&self, previous: &[TokenId], replies: &[Message], _: &[ToolDef]) -> Result<Option<Rendered>, String> {
-        let bridge = self.inner.bridge_to_next_turn(previous, replies).map_err(|e| e.to_string())?;
-        Ok(bridge.map(rendered))
-    }
-
-    fn answer(
-        &self,
-        messages: &[Message],
-        tools: &[ToolDef],
-        message: &Message,
-        cut: bool,
-    ) -> Result<Vec<TokenId>, String> {
-        self.inner.answer_ids(messages, tools, message, cut).map_err(|e| e.to_string())
-    }
-
-    fn parse(&self, sampled: &Sampled) -> Message {
-        self.inner.parse_sampled(sampled).unwrap_or_else(|_| Message::text(Role::Assistant, ""))
-    }
-
-    fn stop_token_ids(&self) -> Arc<[TokenId]> {
-        self.stops.clone()
-    }
-}
 
 /// A model that has its answers ready: one of two of different reward, by the turn's seed, so that groups have advantages.
 pub struct Answers {

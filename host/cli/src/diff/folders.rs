@@ -4,11 +4,10 @@
 use super::metrics::is_of_the_clock;
 use super::{list, only, several, short};
 use crate::failure::{Failure, input};
-use prl_store::{Checkpoints, digest, files_below};
+use prl_store::{Checkpoints, digest, files_below, sha256};
 use prl_types::Step;
 use serde::Serialize;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -80,7 +79,7 @@ fn timeless(path: &Path) -> Result<String, Failure> {
         return Ok(digest(path).map_err(Failure::input)?.1);
     };
     strip(&mut value);
-    Ok(Sha256::digest(value.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(sha256(value.to_string().as_bytes()))
 }
 
 fn strip(value: &mut Value) {

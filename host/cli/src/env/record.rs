@@ -2,10 +2,10 @@
 //! the environment was, was told and said. Owns the form on disk and the hash; must not know who writes or reads it.
 
 use prl_environment::{Finish, Grant, Pool, Served, Tape};
+use prl_store::sha256;
 use prl_types::{Message, Metric, Rollout, RolloutContext, Score, ToolDef};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 /// A line of the rollout log: the rollout's own keys and one more.
@@ -205,7 +205,7 @@ impl Replay {
         let answers: Vec<&Option<Answer>> = self.turns.iter().map(|turn| &turn.answer).collect();
         // Strings, numbers and maps with string keys cannot fail to be JSON.
         let bytes = serde_json::to_vec(&(&self.opening, answers, &self.score)).unwrap_or_default();
-        Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256(&bytes)
     }
 
     /// The line of `rollout`, whose sampled ids are filled in and whose replies stand for the answers' messages.

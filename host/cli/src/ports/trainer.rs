@@ -130,12 +130,11 @@ impl Inner {
         if let Some(saves) = &self.saves {
             if saves.plan.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst) {
                 let started = Instant::now();
-                let (decoder, state) = (trainer.learner().decoder(), trainer.state());
-                let parts = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
+                let part = Saved::new(batch.step, trainer.learner().decoder(), trainer.state());
                 if self.given_up.load(Ordering::SeqCst) {
                     return Err("nobody waits for the step any more".into());
                 }
-                saves.take(Saved { step: batch.step, trainer: parts, orchestrator: None });
+                saves.take(part);
                 metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
             }
             let (failed, skipped) = saves.saver.lost();
