@@ -257,6 +257,7 @@ impl Machine {
     pub(crate) fn is_done(&self) -> bool {
         self.step > self.sampled
             && self.reported >= self.last.max(self.start)
+            && !self.setting
             && !self.owes_checkpoint()
             && self.evals.is_empty()
             && self.next_tail_eval().is_none()
