@@ -1,9 +1,10 @@
 //! The decoder on a GPU: checked against the CPU's kernels, and timed at the shape of Qwen3-0.6B with random weights.
 //!
-//! Arguments, in any order: `test` (every variant of heads, bf16 and f32); `train=BxT` (B documents of T tokens a step;
+//! Arguments, in any order: `test` (every variant of heads, bf16 and f32, exact and not); `exact` (what is timed computes the same
+//! bits however it is cut); `train=BxT` (B documents of T tokens a step;
 //! `:sft` behind it computes both passes at once, `:ac` recomputes every layer, `:trace` lists where the time goes, in this
 //! order); `decode=BxT` (B sequences behind T cached tokens, each step waited for, and steps begun one ahead; `:filters` draws
-//! under top-k, top-p and min-p); `prefill=BxT` (B new sequences of T tokens); `updates=N` (so many new weights while another
+//! under top-k, top-p and min-p); `prefill=BxT` (B new sequences of T tokens; `:N` behind it has them come in N parts); `updates=N` (so many new weights while another
 //! thread decodes, and what is left of memory); `tiny` (two narrow layers instead of the whole model); `cache=FOLDER` (compiled
 //! kernels).
 
@@ -59,9 +60,101 @@ fn random_weights(dims: &Dims) -> Grads {
     weights
 }
 
-fn test(c: &Arc<Context>) -> Result<bool, CudaError> {
+fn test(cache: Option<&Path>) -> Result<bool, CudaError> {
+    let open = |exact: bool| Context::new(0, cache).map(|c| Arc::new(if exact { c.exact() } else { c }));
+    let (plain, exact) = ([open(false)?, open(false)?], [open(true)?, open(true)?]);
+    Ok(variants("", &plain)? & variants(" exact", &exact)? & agreement("", &plain)? & agreement(" exact", &exact)?)
+}
+
+/// Tokens sampled in company and their log-probabilities, as sampled, and as training sees them; and whether a sequence that
+/// is sampled by itself behind a prompt in parts has the same. In exact contexts all agree.
+fn agreement(kind: &str, [c, other]: &[Arc<Context>; 2]) -> Result<bool, CudaError> {
+    const STEPS: usize = 70;
+    let d = dims(true);
+    let options = TrainingOptions { recompute: Recompute::NOTHING, head_chunk: 64, tokens: 0 };
+    let mut training = Training::<bf16>::new(c.clone(), &d, rope(&d), options, &random_weights(&d).slices())?;
+    let sampling = Sampling::new(other.clone(), training.weights()?, Workspace::default())?;
+    let prompts: Vec<Vec<u32>> = [150, 3, 64, 777, 201]
+        .into_iter()
+        .enumerate()
+        .map(|(s, len)| (0..len).map(|i| ((i * 31 + s * 1013 + 7) % d.vocab) as u32).collect())
+        .collect();
+    let uniform = |s: usize, step: usize| ((s * 7919 + step * 104_729) % 9973) as f64 / 9973.0;
+    let sample = |which: &[usize], parts: usize| -> Result<Vec<Vec<(u32, f32)>>, CudaError> {
+        let meter = prl_kernels::Meter::default();
+        let mut caches: Caches = which.iter().map(|_| sampling.new_cache(&meter)).collect();
+        let mut out = vec![Vec::new(); which.len()];
+        for part in 0..parts {
+            let cut = |s: usize| {
+                let at = |part: usize| prompts[s].len() * part / parts;
+                &prompts[s][at(part)..at(part + 1)]
+            };
+            let want = |s| if part + 1 == parts { Want::Token(Draw::plain(1.0, uniform(s, 0))) } else { Want::Nothing };
+            let items = caches.iter_mut().zip(which);
+            let items = items.map(|(cache, s)| Item { cache, ids: cut(*s), follows: None, want: want(*s) });
+            let mut items: Vec<_> = items.filter(|item| !item.ids.is_empty()).collect();
+            for (i, answer) in sampling.extend(&mut items)?.into_iter().enumerate() {
+                if let Answer::Token(id, logprob) = answer {
+                    out[i].push((id, logprob));
+                }
+            }
+        }
+        for step in 1..STEPS {
+            let last: Vec<[u32; 1]> = out.iter().map(|o: &Vec<(u32, f32)>| [o.last().map_or(0, |x| x.0)]).collect();
+            let items = caches.iter_mut().zip(which).zip(&last).map(|((cache, s), ids)| {
+                let want = Want::Token(Draw::plain(1.0, uniform(*s, step)));
+                Item { cache, ids, follows: None, want }
+            });
+            let answers = sampling.extend(&mut items.collect::<Vec<_>>())?;
+            for (out, answer) in out.iter_mut().zip(answers) {
+                if let Answer::Token(id, logprob) = answer {
+                    out.push((id, logprob));
+                }
+            }
+        }
+        Ok(out)
+    };
+    let all: Vec<usize> = (0..prompts.len()).collect();
+    let together = sample(&all, 1)?;
+    let (mut alone_same, mut alone_off) = (0, 0.0f32);
+    for s in [0, 3] {
+        let alone = sample(&[s], 3)?;
+        let pairs: Vec<_> = alone[0].iter().zip(&together[s]).take_while(|(a, b)| a.0 == b.0).collect();
+        alone_same += usize::from(pairs.len() == STEPS);
+        alone_off = pairs.iter().map(|(a, b)| (a.1 - b.1).abs()).fold(alone_off, f32::max);
+    }
+    let (mut ids, mut lens, mut targets) = (Vec::new(), Vec::new(), Targets::default());
+    let mut sampled = Vec::new();
+    for (prompt, drawn) in prompts.iter().zip(&together) {
+        for (i, (id, logprob)) in drawn.iter().enumerate() {
+            targets.rows.push((ids.len() + prompt.len() + i) as i32 - 1);
+            targets.labels.push(*id as i32);
+            targets.inv_temp.push(1.0);
+            sampled.push(*logprob);
+        }
+        ids.extend_from_slice(prompt);
+        ids.extend(drawn.iter().map(|(id, _)| *id));
+        lens.push(prompt.len() + drawn.len());
+    }
+    let stats = training.forward(&ids, &lens, targets)?;
+    let off: Vec<f64> = stats.logprob.iter().zip(&sampled).map(|(a, b)| f64::from(a - b)).collect();
+    let (most, mean) = (
+        off.iter().map(|x| x.abs()).fold(0.0, f64::max),
+        off.iter().map(|x| x.abs()).sum::<f64>() / off.len().max(1) as f64,
+    );
+    let kl = off.iter().map(|x| x.exp() - x - 1.0).sum::<f64>() / off.len().max(1) as f64;
+    let right = kind.is_empty() || (most < 1e-4 && alone_same == 2 && alone_off == 0.0);
+    println!(
+        "AGREEMENT{kind}: sampled log-probabilities are within {most:.2e} of training's (mean {mean:.2e}, kl {kl:.2e}) over {} \
+         tokens; alone {alone_same} of 2 sequences are the same, log-probabilities within {alone_off:.2e} {}",
+        off.len(),
+        if right { "ok" } else { "FAILED" }
+    );
+    Ok(right)
+}
+
+fn variants(kind: &str, [c, other]: &[Arc<Context>; 2]) -> Result<bool, CudaError> {
     let base = dims(true);
-    let other = Arc::new(Context::new(0, None)?);
     let mut right = true;
     for (name, d) in [
         ("qwen3 16/8 x 128", base.clone()),
@@ -75,9 +168,9 @@ fn test(c: &Arc<Context>) -> Result<bool, CudaError> {
         ("llama 2/1 x 80", Dims { heads: 2, kv_heads: 1, head_dim: 80, qk_norm: false, ..base }),
     ] {
         for exact in [false, true] {
-            let r = if exact { self_test::<f32>(c, &other, &d, 7)? } else { self_test::<bf16>(c, &other, &d, 7)? };
+            let r = if exact { self_test::<f32>(c, other, &d, 7)? } else { self_test::<bf16>(c, other, &d, 7)? };
             println!(
-                "SELF-TEST {name:18} {}: stats {:.2e} gradients {:.2e} sampling {:.2e} step {:.1e} (limit {:.0e}) {}",
+                "SELF-TEST {name:18} {}{kind}: stats {:.2e} gradients {:.2e} sampling {:.2e} step {:.1e} (limit {:.0e}) {}",
                 if exact { "f32 " } else { "bf16" },
                 r.stats,
                 r.gradients,
@@ -255,6 +348,7 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
 }
 
 fn prefill(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
+    let (shape, parts) = shape.split_once(':').map_or((shape, 1), |(s, n)| (s, n.parse().unwrap_or(1)));
     let Some((batch, len)) = pair(shape) else { return Ok(()) };
     let sampling = sampling(c, dims, weights)?;
     let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
@@ -263,12 +357,14 @@ fn prefill(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done 
     for _ in 0..8 {
         let mut caches: Caches = (0..batch).map(|_| sampling.new_cache(&meter)).collect();
         let clock = Instant::now();
-        let items = caches.iter_mut().map(|cache| Item { cache, ids: &prompt, follows: None, want });
-        sampling.extend(&mut items.collect::<Vec<_>>())?;
+        for ids in prompt.chunks(len.div_ceil(parts).max(1)) {
+            let items = caches.iter_mut().map(|cache| Item { cache, ids, follows: None, want });
+            sampling.extend(&mut items.collect::<Vec<_>>())?;
+        }
         times.push(ms(clock));
     }
     let time = median(&mut times);
-    println!("PREFILL {batch}x{len}: {time:.2} ms, {:.0} tok/s", (batch * len) as f64 / time * 1e3);
+    println!("PREFILL {batch}x{len} in {parts}: {time:.2} ms, {:.0} tok/s", (batch * len) as f64 / time * 1e3);
     Ok(())
 }
 
@@ -328,10 +424,11 @@ const TIMED: [&str; 4] = ["train", "decode", "prefill", "updates"];
 
 fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let cache = arguments.iter().find_map(|a| a.strip_prefix("cache="));
-    let c = Arc::new(Context::new(0, cache.map(Path::new))?);
+    let c = Context::new(0, cache.map(Path::new))?;
+    let c = Arc::new(if arguments.iter().any(|a| a == "exact") { c.exact() } else { c });
     let mut right = true;
     if arguments.iter().any(|a| a == "test") {
-        right = test(&c)?;
+        right = test(cache.map(Path::new))?;
     }
     let timed: Vec<&String> =
         arguments.iter().filter(|a| TIMED.iter().any(|what| a.split('=').next() == Some(what))).collect();

@@ -19,7 +19,8 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
     let value = |name: &str| arguments.iter().find_map(|a| a.strip_prefix(name)?.strip_prefix('='));
     let mut random = Random::new(value("seed").and_then(|s| s.parse().ok()).unwrap_or(0x9e37_79b9_7f4a_7c15));
     let start = Instant::now();
-    let c = Context::new(0, value("cache").map(std::path::Path::new))?;
+    let cache = value("cache").map(std::path::Path::new);
+    let c = Context::new(0, cache)?;
     let c = if arguments.iter().any(|a| a == "portable") { c.portable() } else { c };
     let c = if arguments.iter().any(|a| a == "deterministic") { c.deterministic() } else { c };
     println!("GPU {} open after {:.2} s", c.name()?, start.elapsed().as_secs_f64());
@@ -29,7 +30,7 @@ fn run(arguments: &[String]) -> Result<bool, CudaError> {
     if arguments.iter().any(|a| a == "check") {
         let mut table = Table::new();
         let dim = value("dim").and_then(|d| d.parse().ok());
-        let only = checks::Only { topic: value("only"), dim, small: arguments.iter().any(|a| a == "small") };
+        let only = checks::Only { topic: value("only"), dim, small: arguments.iter().any(|a| a == "small"), cache };
         let done = checks::all(&c, &mut random, &mut table, only);
         right = table.print();
         done?;

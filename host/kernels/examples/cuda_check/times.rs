@@ -4,7 +4,7 @@
 
 use prl_kernels::cuda::{
     AdamStep, Attention, AttentionGrads, CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element, HeadLayout,
-    HeadRows, HeadShape, Matrix, NormGrads, Onto, bf16,
+    HeadRows, HeadShape, Matrix, NormGrads, Onto, PAGE, bf16,
 };
 
 use crate::bench::{Random, time};
@@ -125,12 +125,17 @@ fn caches(c: &Context, r: &mut Random) -> Done {
     ] {
         let entry = 2 * narrow;
         let layers = (1usize << 30).div_ceil(rows * context * entry).clamp(2, 28);
-        let blocks = (0..rows).map(|_| repeat(c, &noise, layers * context * entry)).collect::<Result<Vec<_>, _>>()?;
-        let bases = c.upload(&blocks.iter().map(|b| c.address_of(b)).collect::<Vec<_>>())?;
+        let pages = context.div_ceil(PAGE);
+        let page = layers * PAGE * entry;
+        let blocks = (0..rows).map(|_| repeat(c, &noise, pages * page)).collect::<Result<Vec<_>, _>>()?;
+        let places = |b| (0..pages).map(move |i| b + (2 * i * page) as u64);
+        let lists = blocks.iter().map(|b| c.upload(&places(c.address_of(b)).collect::<Vec<_>>()));
+        let lists = lists.collect::<Result<Vec<_>, _>>()?;
+        let tables = c.upload(&lists.iter().map(|list| c.address_of(list)).collect::<Vec<_>>())?;
         let (capacities, seq) =
-            (c.upload(&vec![context as i32; rows])?, c.upload(&(0..rows as i32).collect::<Vec<_>>())?);
+            (c.upload(&vec![(pages * PAGE) as i32; rows])?, c.upload(&(0..rows as i32).collect::<Vec<_>>())?);
         let position = c.upload(&vec![context as i32 - 1; rows])?;
-        let at = CacheRows { bases: &bases, capacities: &capacities, seq: &seq, position: &position };
+        let at = CacheRows { tables: &tables, capacities: &capacities, seq: &seq, position: &position };
         let (q, k) = (halves(c, r, rows * wide)?, halves(c, r, rows * narrow)?);
         let mut out = c.alloc::<bf16>(rows * wide)?;
         let mut scratch = c.alloc(c.cache_attention_scratch(layout, rows, context))?;

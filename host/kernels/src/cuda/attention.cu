@@ -2,29 +2,10 @@
 //
 // D (head dimension) is defined at compile time: a multiple of 16, at most 128. Query heads h read key/value head h / GROUP.
 // A tile names rows of one document: {first token of the document, its length, first row of the tile, unused}.
-// The softmax and its gradient follow Dao, "FlashAttention-2" (2023); nothing is summed with atomics, so results
-// repeat bit for bit: one kernel owns rows of keys, another owns rows of queries.
-
-// Writes 16·MT rows of results times `factor`; `row` is the first, rows from `valid` on are left alone.
-template <int MT>
-__device__ __forceinline__ void store_rows(bf16* to, long long stride, float (*c)[NTILES][4], int row, int valid, float factor) {
-    int l = threadIdx.x & 31;
-#pragma unroll
-    for (int m = 0; m < MT; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int r = row + m * 16 + half * 8 + (l >> 2);
-            if (r < valid) {
-                bf16* p = to + (long long)r * stride + (l & 3) * 2;
-#pragma unroll
-                for (int n = 0; n < NTILES; n++)
-                    *(u32*)(p + n * 8) = pack_bf16(c[m][n][half * 2] * factor, c[m][n][half * 2 + 1] * factor);
-            }
-        }
-}
+// The softmax's gradient follows Dao, "FlashAttention-2" (2023); nothing is summed with atomics, so results repeat bit for bit:
+// one kernel owns rows of keys, another owns rows of queries.
 
 #define FWD_ROWS 128
-#define FWD_KEYS 64
 
 // out = softmax(q · kᵀ · scale) · v and lse = ln Σ exp(q · k · scale), [heads, tokens].
 extern "C" __global__ void __launch_bounds__(128, 2)
@@ -42,97 +23,28 @@ attention_forward(const bf16* __restrict__ q, const bf16* __restrict__ k, const 
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 
     u32 sq = smem_addr(shared), sk = sq + FWD_ROWS * LD * 2, sv = sk + 2 * FWD_KEYS * LD * 2;
-    constexpr u32 STAGE = FWD_KEYS * LD * 2;
-    int count = (min(len, row0 + FWD_ROWS) + FWD_KEYS - 1) / FWD_KEYS;
     load_rows<FWD_ROWS, 128>(sq, q, q_stride, len - row0);
-    load_rows<FWD_KEYS, 128>(sk, k, k_stride, len);
-    copy_commit();
-    load_rows<FWD_KEYS, 128>(sv, v, v_stride, len);
-    copy_commit();
-
+    auto load_k = [&](u32 to, int t) {
+        int first = t * FWD_KEYS;
+        load_rows<FWD_KEYS, 128>(to, k + (long long)first * k_stride, k_stride, len - first);
+    };
+    auto load_v = [&](u32 to, int t) {
+        int first = t * FWD_KEYS;
+        load_rows<FWD_KEYS, 128>(to, v + (long long)first * v_stride, v_stride, len - first);
+    };
+    int mine = row0 + warp * 32, count = (min(len, row0 + FWD_ROWS) + FWD_KEYS - 1) / FWD_KEYS;
+    auto row = [&](int m, int h) { return mine + m * 16 + h * 8 + (lane >> 2); };
     float o[2][NTILES][4], max_[2][2], sum[2][2];
-    clear<2, NTILES>(o);
-#pragma unroll
-    for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) { max_[m][h] = -INF; sum[m][h] = 0.0f; }
-    float c2 = scale * LOG2E;
-    u32 my_q = sq + warp * 32 * LD * 2 + lane_a();
+    attend<2>(o, max_, sum, sq + warp * 32 * LD * 2 + lane_a(), sk, sv, count, mine + 1, scale * LOG2E, load_k, load_v, row);
 
-    for (int t = 0; t < count; t++) {
-        u32 stage = (t & 1) * STAGE;
-        copy_wait<1>();
-        __syncthreads();
-        bool more = t + 1 < count;
-        int next = (t + 1) * FWD_KEYS;
-        if (more) load_rows<FWD_KEYS, 128>(sk + (STAGE - stage), k + (long long)next * k_stride, k_stride, len - next);
-        copy_commit();
-
-        float s[2][8][4];
-        clear<2, 8>(s);
-        scores<2, 8>(s, my_q, sk + stage + lane_b());
-
-        int first = t * FWD_KEYS, row = row0 + warp * 32 + (lane >> 2);
-        if (first + FWD_KEYS > row0 + warp * 32) {
-#pragma unroll
-            for (int m = 0; m < 2; m++)
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        if (first + n * 8 + (lane & 3) * 2 + (i & 1) > row + m * 16 + (i >> 1) * 8) s[m][n][i] = -INF;
-        }
-        u32 p[2][4][4];
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float top = max_[m][h];
-#pragma unroll
-                for (int n = 0; n < 8; n++) top = fmaxf(top, fmaxf(s[m][n][h * 2], s[m][n][h * 2 + 1]));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-                float shift = top * c2, old = exp2_fast(max_[m][h] * c2 - shift), add = 0.0f;
-                max_[m][h] = top;
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        float e = exp2_fast(fmaf(s[m][n][h * 2 + i], c2, -shift));
-                        s[m][n][h * 2 + i] = e;
-                        add += e;
-                    }
-                sum[m][h] = sum[m][h] * old + add;
-#pragma unroll
-                for (int n = 0; n < NTILES; n++) { o[m][n][h * 2] *= old; o[m][n][h * 2 + 1] *= old; }
-            }
-#pragma unroll
-        for (int m = 0; m < 2; m++)
-#pragma unroll
-            for (int j = 0; j < 4; j++) as_operand(p[m][j], s[m][2 * j], s[m][2 * j + 1]);
-
-        copy_wait<1>();
-        __syncthreads();
-        if (more) load_rows<FWD_KEYS, 128>(sv + (STAGE - stage), v + (long long)next * v_stride, v_stride, len - next);
-        copy_commit();
-        weighted<2, 4>(o, p, sv + stage + lane_a());
-    }
-
-    out += (long long)start * out_stride + head * D;
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float total = sum[m][h];
-            total += __shfl_xor_sync(0xffffffffu, total, 1);
-            total += __shfl_xor_sync(0xffffffffu, total, 2);
-            int r = row0 + warp * 32 + m * 16 + h * 8 + (lane >> 2);
-            if ((lane & 3) == 0 && r < len) lse[(long long)head * tokens + start + r] = max_[m][h] * scale + logf(total);
-            float inv = 1.0f / total;
-#pragma unroll
-            for (int n = 0; n < NTILES; n++) { o[m][n][h * 2] *= inv; o[m][n][h * 2 + 1] *= inv; }
+            int r = row(m, h);
+            if ((lane & 3) == 0 && r < len) lse[(long long)head * tokens + start + r] = max_[m][h] * scale + logf(sum[m][h]);
         }
-    store_rows<2>(out, out_stride, o, row0 + warp * 32, len, 1.0f);
+    store_rows<2>(out + (long long)start * out_stride + head * D, out_stride, o, mine, len, 1.0f);
 }
 
 #define KV_ROWS 64

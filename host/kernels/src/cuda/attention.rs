@@ -38,8 +38,15 @@ impl Variant {
         matches!(self.source, Source::AttentionHopper(_))
     }
 
+    fn forward<T: Element>(c: &Context, dim: usize) -> Self {
+        Self::of(c.attention_forward_source(T::PRECISION, dim), dim)
+    }
+
     fn new<T: Element>(c: &Context, dim: usize) -> Self {
-        let source = c.attention_source(T::PRECISION, dim);
+        Self::of(c.attention_source(T::PRECISION, dim), dim)
+    }
+
+    fn of(source: Source, dim: usize) -> Self {
         // Rows in shared memory, bytes of a row, and bytes beside them.
         let bytes = |rows: usize, row: usize, more: usize| (rows * row + more) as u32;
         match source {
@@ -92,7 +99,8 @@ impl Context {
             return Ok(());
         }
         let v = Variant::new::<bf16>(self, dim);
-        let need = v.forward_bytes.max(v.keys_bytes).max(v.queries_bytes).max(v.fused_bytes) as usize;
+        let need = Variant::forward::<bf16>(self, dim).forward_bytes;
+        let need = need.max(v.keys_bytes).max(v.queries_bytes).max(v.fused_bytes) as usize;
         let most = self.shared_memory_bytes()?;
         check(OP, need <= most, || {
             format!("heads of {dim} need {need} bytes of shared memory a block, and this GPU has {most}")
@@ -178,7 +186,7 @@ impl Context {
         check_rows(OP, "out", out.len(), n, out_stride, wide)?;
         holds(OP, "lse", lse.len(), l.heads * n)?;
         let (heads, group, tokens) = (int(OP, l.heads)?, int(OP, l.heads / l.kv_heads)?, int(OP, n)?);
-        let variant = Variant::new::<T>(self, l.dim);
+        let variant = Variant::forward::<T>(self, l.dim);
         let work = grid(OP, tiles.queries.1 * l.heads)?;
         if variant.hopper() && work > 0 {
             let [q, k, v] = self.maps(&x, n, QUERY_ROWS)?;

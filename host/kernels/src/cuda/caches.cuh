@@ -1,8 +1,10 @@
-// Caches of keys and values of sequences that are being decoded, [layers][2 = keys, values][capacity][width] of `real` each:
-// which entries a row sees, storing new ones, and putting the parts of a long context together. Put before the sources that
-// attend to them. Contexts are cut every CHUNK entries, whatever else is in the batch, so a row's bits depend on nothing else.
+// Caches of keys and values of sequences that are being decoded, in pages of [layers][2 = keys, values][PAGE][width] of `real`
+// that a table for each sequence names: which entries a row sees, storing new ones, and putting the parts of a long context
+// together. Put before the sources that attend to them. Contexts are cut every CHUNK entries, whatever else is in the batch,
+// so a row's bits depend on nothing else.
 
-#define CHUNK 512
+#define PAGE 64
+#define CHUNK 512          // entries of a context that one block takes: whole pages
 #define MOST_GROUP 16      // query heads that share a key/value head
 #define PART (D + 2)       // floats of a chunk's part: Σ exp(s − top) · v, top, Σ exp(s − top)
 
@@ -12,14 +14,20 @@ __device__ __forceinline__ int entries(const int* capacities, const int* seq, co
     if ((u32)s >= (u32)sequences || p < 0 || p >= longest || p >= capacities[s]) return 0;
     return p + 1;
 }
-// The keys (which = 0) or values (1) of a sequence's layer.
-__device__ __forceinline__ real* cache(const u64* bases, const int* capacities, int s, int layer, int which, int width) {
-    return (real*)bases[s] + (2LL * layer + which) * capacities[s] * width;
+// The address of the page of a sequence's entry.
+__device__ __forceinline__ u64 page_of(const u64* tables, int s, int entry) { return ((const u64*)tables[s])[entry / PAGE]; }
+// The keys of a layer in a page; its values are PAGE rows behind them.
+__device__ __forceinline__ real* keys_in(u64 page, int layer, int width) { return (real*)page + 2LL * layer * PAGE * width; }
+
+// Writes addresses of pages into tables: pairs of where one belongs and the page's.
+extern "C" __global__ void __launch_bounds__(256) cache_pages(const u64* __restrict__ pairs, int count) {
+    int i = blockIdx.x * 256 + threadIdx.x;
+    if (i < count) *(u64*)pairs[2 * i] = pairs[2 * i + 1];
 }
 
 // One thread per 8 elements of k, and the same of v.
 extern "C" __global__ void __launch_bounds__(256)
-cache_store(const real* __restrict__ k, const real* __restrict__ v, const u64* __restrict__ bases, const int* __restrict__ capacities,
+cache_store(const real* __restrict__ k, const real* __restrict__ v, const u64* __restrict__ tables, const int* __restrict__ capacities,
             const int* __restrict__ seq, const int* __restrict__ position, int sequences, int layer, long long units, int width,
             long long k_stride, long long v_stride) {
     long long i = (long long)blockIdx.x * 256 + threadIdx.x;
@@ -27,9 +35,9 @@ cache_store(const real* __restrict__ k, const real* __restrict__ v, const u64* _
     int row = i / (width / 8), c = i % (width / 8) * 8;
     int n = entries(capacities, seq, position, sequences, row, 0x7fffffff);
     if (n == 0) return;
-    long long to = (long long)(n - 1) * width + c;
-    put8(cache(bases, capacities, seq[row], layer, 0, width) + to, get8(k + row * k_stride + c));
-    put8(cache(bases, capacities, seq[row], layer, 1, width) + to, get8(v + row * v_stride + c));
+    real* to = keys_in(page_of(tables, seq[row], n - 1), layer, width) + (n - 1) % PAGE * width + c;
+    put8(to, get8(k + row * k_stride + c));
+    put8(to + PAGE * width, get8(v + row * v_stride + c));
 }
 
 // Where the part of a chunk of a row's head lies.

@@ -39,6 +39,8 @@ pub(super) enum Source {
     Draw,
     /// Products of few rows, bf16.
     Few,
+    /// Products of any number of rows with the same bits, bf16.
+    Chain,
 }
 
 const COMMON: &str = include_str!("common.cuh");
@@ -50,16 +52,23 @@ impl Source {
             Self::Step(_) => include_str!("step.cu"),
             Self::Draw => concat!(include_str!("filter.cuh"), include_str!("draw.cu")),
             Self::Few => include_str!("few.cu"),
-            Self::Attention(_) => concat!(include_str!("tiles.cuh"), include_str!("attention.cu")),
+            Self::Chain => include_str!("chain.cu"),
+            Self::Attention(_) => {
+                concat!(include_str!("tiles.cuh"), include_str!("softmax.cuh"), include_str!("attention.cu"))
+            }
             Self::AttentionHopper(_) => concat!(
                 include_str!("warpgroup.cuh"),
                 include_str!("attention_sm90.cu"),
                 include_str!("attention_sm90_fused.cu")
             ),
             Self::AttentionExact(_) => include_str!("attention_f32.cu"),
-            Self::Decode(Precision::Half, _) => {
-                concat!(include_str!("caches.cuh"), include_str!("tiles.cuh"), include_str!("decode.cu"))
-            }
+            Self::Decode(Precision::Half, _) => concat!(
+                include_str!("caches.cuh"),
+                include_str!("tiles.cuh"),
+                include_str!("softmax.cuh"),
+                include_str!("queries.cu"),
+                include_str!("decode.cu")
+            ),
             Self::Decode(Precision::Exact, _) => concat!(include_str!("caches.cuh"), include_str!("decode_f32.cu")),
         };
         format!("{COMMON}{body}")

@@ -2,7 +2,7 @@
 //!
 //! Owns the order in which work is enqueued. Must not know what the kernels compute.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,6 +49,7 @@ pub struct Context {
     multiprocessors: u32,
     portable: bool,
     deterministic: bool,
+    exact: bool,
     cache: Option<PathBuf>,
     modules: Mutex<HashMap<Source, Arc<CudaModule>>>,
     functions: Mutex<HashMap<(Source, &'static str), CudaFunction>>,
@@ -96,6 +97,7 @@ impl Context {
             multiprocessors: u32::try_from(count).unwrap_or(1).max(1),
             portable: false,
             deterministic: false,
+            exact: false,
             cache: cache.map(Path::to_path_buf),
             modules: Mutex::default(),
             functions: Mutex::default(),
@@ -117,9 +119,29 @@ impl Context {
         self
     }
 
+    /// The same with forward passes whose bits for a token depend on its document's prefix only, not on what else is in the batch or
+    /// how the prompt was split, so that training and sampling agree: one order of sums for all products of a forward pass,
+    /// however many rows they have, and one loop for all of attention.
+    pub fn exact(mut self) -> Self {
+        self.exact = true;
+        self
+    }
+
+    pub(super) fn is_exact(&self) -> bool {
+        self.exact
+    }
+
     /// Whether attention's backward pass for a head dimension is the one whose sums have no fixed order.
     pub(super) fn attention_fused(&self, precision: Precision, dim: usize) -> bool {
         !self.deterministic && matches!(self.attention_source(precision, dim), Source::AttentionHopper(_))
+    }
+
+    /// The kernel of attention's forward pass for a head dimension.
+    pub(super) fn attention_forward_source(&self, precision: Precision, dim: usize) -> Source {
+        match self.attention_source(precision, dim) {
+            Source::AttentionHopper(dim) if self.exact => Source::Attention(dim),
+            source => source,
+        }
     }
 
     /// The attention kernels for a head dimension on this GPU.
@@ -189,11 +211,13 @@ impl Context {
     /// If NVRTC is missing or refuses a kernel.
     pub fn prepare(&self, head_dims: &[usize], half: bool, exact: bool) -> Result<(), CudaError> {
         let mut sources = vec![Source::Draw];
-        sources.extend(half.then_some(Source::Few));
+        sources.extend(half.then_some(if self.exact { Source::Chain } else { Source::Few }));
         for (wanted, p) in [(half, bf16::PRECISION), (exact, f32::PRECISION)] {
             if wanted {
                 sources.extend([Source::Rows(p), Source::Step(p)]);
-                sources.extend(head_dims.iter().flat_map(|d| [self.attention_source(p, *d), Source::Decode(p, *d)]));
+                sources.extend(head_dims.iter().flat_map(|d| {
+                    [self.attention_source(p, *d), self.attention_forward_source(p, *d), Source::Decode(p, *d)]
+                }));
             }
         }
         for dim in head_dims {
@@ -201,7 +225,8 @@ impl Context {
         }
         {
             let loaded = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-            sources.retain(|s| !loaded.contains_key(s));
+            let mut seen = HashSet::new();
+            sources.retain(|s| !loaded.contains_key(s) && seen.insert(*s));
         }
         let compile = |s: &Source| cubin(*s, &self.arch, self.cache.as_deref());
         let codes: Vec<Result<Code, CudaError>> = sources.par_iter().map(compile).collect();

@@ -9,6 +9,7 @@
 #define WARPS 4
 #define STAGES 2
 #define STAGE_ROWS (2 * TILE) // keys, then values
+static_assert(WARPS * TILE == PAGE && CHUNK == 8 * PAGE, "a page is a tile of each warp, and a lane's number counts the pages of a chunk");
 
 // Asks for the keys and values of one tile; entries from `valid` on become zero. For one warp.
 __device__ __forceinline__ void load_tile(u32 to, const bf16* k, const bf16* v, int width, int valid) {
@@ -22,7 +23,7 @@ __device__ __forceinline__ void load_tile(u32 to, const bf16* k, const bf16* v, 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 3)
-cache_attention(const bf16* __restrict__ q, const u64* __restrict__ bases, const int* __restrict__ capacities,
+cache_attention(const bf16* __restrict__ q, const u64* __restrict__ tables, const int* __restrict__ capacities,
                 const int* __restrict__ seq, const int* __restrict__ position, int sequences, int layer, bf16* __restrict__ out,
                 float* __restrict__ scratch, int heads, int kv_heads, int longest, long long q_stride, float scale) {
     extern __shared__ __align__(128) bf16 shared[];
@@ -34,14 +35,15 @@ cache_attention(const bf16* __restrict__ q, const u64* __restrict__ bases, const
         for (int i = threadIdx.x; i < group * D; i += 32 * WARPS) to[i] = to_bf16(NAN_);
     if (chunk * CHUNK >= n) return;
     int valid = min(n - chunk * CHUNK, CHUNK), tiles = (valid + TILE - 1) / TILE, width = kv_heads * D;
-    long long at = (long long)chunk * CHUNK * width + kv_head * D;
-    const bf16* k = cache(bases, capacities, seq[row], layer, 0, width) + at;
-    const bf16* v = cache(bases, capacities, seq[row], layer, 1, width) + at;
+    // A lane knows one of the chunk's pages; the warps' tiles of one step are those of one page.
+    u64 page = (lane & 7) * PAGE < valid ? page_of(tables, seq[row], chunk * CHUNK + (lane & 7) * PAGE) : 0;
     u32 sq = smem_addr(shared), mine = sq + (16 + warp * STAGES * STAGE_ROWS) * LD * 2;
     // Tile `t` goes to its stage; one group of copies is counted for each step, also past the end.
     auto load = [&](int t) {
         u32 stage = mine + t / WARPS % STAGES * STAGE_ROWS * LD * 2;
-        if (t < tiles) load_tile(stage, k + (long long)t * TILE * width, v + (long long)t * TILE * width, width, valid - t * TILE);
+        u64 from = __shfl_sync(0xffffffffu, page, t / WARPS & 7);
+        const bf16* k = keys_in(from, layer, width) + t % WARPS * TILE * width + kv_head * D;
+        if (t < tiles) load_tile(stage, k, k + PAGE * width, width, valid - t * TILE);
         copy_commit();
     };
     load_rows<16, 32 * WARPS>(sq, q + row * q_stride + kv_head * group * D, D, group);

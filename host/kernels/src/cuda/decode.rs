@@ -1,8 +1,13 @@
 //! Attention of new tokens over caches of keys and values, for decoding.
 //!
 //! Owns how contexts are cut into chunks and the kernels' arguments. Must not know which sequences are decoded together or
-//! who owns their caches. A cache is one block of memory per sequence, `[layers][2 = keys, values][capacity][kv_heads · dim]`
-//! of the storage type. A row's bits do not depend on the rows beside it: chunks have a fixed length.
+//! who owns their caches. A cache is pages of memory, `[layers][2 = keys, values][PAGE][kv_heads · dim]` of the storage type
+//! each, whose addresses stand in a table on the GPU, in order. A row's bits do not depend on the rows beside it: chunks have a
+//! fixed length.
+
+use std::cmp::Reverse;
+
+use cudarc::driver::CudaSlice;
 
 use super::compile::{Precision, Source};
 use super::context::{Context, In, Out, args, grid, int};
@@ -10,10 +15,15 @@ use super::element::Element;
 use super::{CudaError, check, check_dim, check_rows, holds};
 
 const OP: &str = "attention over caches";
+/// Entries of a page; as in `caches.cuh`.
+pub const PAGE: usize = 64;
 /// Entries of a context that one block attends to; as in `caches.cuh`.
 const CHUNK: usize = 512;
 /// Query heads that may share a key/value head; as in `caches.cuh`.
 const MOST_GROUP: usize = 16;
+/// Tokens of a sequence that one block takes together, where there are many tiles of so many, and where not; as in
+/// `queries.cu`.
+const QUERY_ROWS: [usize; 2] = [128, 64];
 
 /// How heads lie in caches and in the rows of new tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +39,9 @@ pub struct CacheLayout {
 /// The caches of sequences, and where in them each row of a batch of new tokens belongs.
 #[derive(Clone, Copy)]
 pub struct CacheRows<'a> {
-    /// Address of each sequence's block, see [`Context::address_of`].
-    pub bases: In<'a, u64>,
-    /// Entries that each sequence's block has room for.
+    /// Address of each sequence's table, see [`Context::address_of`]: the addresses of its pages.
+    pub tables: In<'a, u64>,
+    /// Entries that each sequence's pages have room for.
     pub capacities: In<'a, i32>,
     /// Each row's sequence.
     pub seq: In<'a, i32>,
@@ -43,9 +53,36 @@ impl CacheRows<'_> {
     fn check(&self, rows: usize) -> Result<i32, CudaError> {
         holds(OP, "sequences of rows", self.seq.len(), rows)?;
         holds(OP, "positions of rows", self.position.len(), rows)?;
-        holds(OP, "capacities", self.capacities.len(), self.bases.len())?;
-        int(OP, self.bases.len())
+        self.sequences()
     }
+
+    fn sequences(&self) -> Result<i32, CudaError> {
+        holds(OP, "capacities", self.capacities.len(), self.tables.len())?;
+        int(OP, self.tables.len())
+    }
+}
+
+/// Consecutive new tokens of sequences, cut into the tiles that [`Context::cache_tiles`] takes.
+pub struct QueryTiles {
+    tiles: CudaSlice<i32>,
+    count: usize,
+    /// Most tokens of a tile.
+    most: usize,
+    /// Behind the last row of any tile.
+    rows: usize,
+}
+
+/// New tokens of one sequence that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Row of the first.
+    pub row: usize,
+    /// How many.
+    pub rows: usize,
+    /// Position of the first.
+    pub position: usize,
+    /// Their sequence.
+    pub seq: usize,
 }
 
 impl CacheLayout {
@@ -60,6 +97,108 @@ impl CacheLayout {
 }
 
 impl Context {
+    /// Writes addresses into tables of pages: pairs of the address of an entry and what it becomes.
+    ///
+    /// # Errors
+    /// If there are no whole pairs.
+    ///
+    /// # Safety
+    /// The entries are in live buffers of this context that nothing else borrows.
+    pub unsafe fn cache_pages<T: Element>(&self, dim: usize, pairs: In<'_, u64>) -> Result<(), CudaError> {
+        check(OP, pairs.len().is_multiple_of(2), || "half a pair".to_owned())?;
+        let count = pairs.len() / 2;
+        // SAFETY: arguments are those of `cache_pages`; the entries are the caller's.
+        unsafe {
+            self.launch(
+                (Source::Decode(T::PRECISION, dim), "cache_pages"),
+                (grid(OP, count.div_ceil(256))?, 1),
+                (256, 1),
+                0,
+                args![self.address(pairs), int(OP, count)?],
+            )
+        }
+    }
+
+    /// Cuts consecutive tokens, which so many heads attend for, into tiles, the most expensive first.
+    ///
+    /// # Errors
+    /// If there is no memory for the list.
+    pub fn query_tiles(&self, spans: &[Span], heads: usize) -> Result<QueryTiles, CudaError> {
+        // Blocks of wide tiles that would not fill the GPU twice are better cut in half.
+        let wide: usize = spans.iter().map(|span| span.rows.div_ceil(QUERY_ROWS[0])).sum();
+        let fills = wide * heads >= 2 * self.blocks(2, usize::MAX) as usize;
+        let most = QUERY_ROWS[usize::from(!fills)];
+        let mut tiles: Vec<Span> = Vec::new();
+        for span in spans {
+            tiles.extend((0..span.rows).step_by(most).map(|at| Span {
+                row: span.row + at,
+                rows: most.min(span.rows - at),
+                position: span.position + at,
+                seq: span.seq,
+            }));
+        }
+        tiles.sort_by_key(|t| Reverse(t.position));
+        let mut list = Vec::with_capacity(4 * tiles.len());
+        for t in &tiles {
+            list.extend([int(OP, t.row)?, int(OP, t.rows)?, int(OP, t.position)?, int(OP, t.seq)?]);
+        }
+        let rows = spans.iter().map(|s| s.row + s.rows).max().unwrap_or(0);
+        Ok(QueryTiles { tiles: self.upload(&list)?, count: tiles.len(), most, rows })
+    }
+
+    /// [`Context::cache_attention`] for many tokens of a sequence at a time, in bf16; rows of q and `out` as there. A tile of an
+    /// unknown sequence, or that goes beyond its capacity, becomes NaN. A row's bits are those that
+    /// [`Context::attention`] gives it where [`Context::exact`] was asked for, however its sequence is cut.
+    ///
+    /// # Errors
+    /// If a buffer is too short or the layout is not supported.
+    ///
+    /// # Safety
+    /// As for [`Context::cache_attention`].
+    pub unsafe fn cache_tiles<T: Element>(
+        &self,
+        layer: usize,
+        layout: CacheLayout,
+        tiles: &QueryTiles,
+        (q, q_stride): (In<'_, T>, usize),
+        at: CacheRows<'_>,
+        scale: f32,
+        out: Out<'_, T>,
+    ) -> Result<(), CudaError> {
+        let (wide, _) = layout.check()?;
+        check(OP, T::PRECISION == Precision::Half, || "tiles of queries are of bf16 only".to_owned())?;
+        check_rows(OP, "q", q.len(), tiles.rows, q_stride, wide)?;
+        holds(OP, "out", out.len(), tiles.rows * wide)?;
+        let sequences = at.sequences()?;
+        let wide_tiles = tiles.most == QUERY_ROWS[0];
+        // SAFETY: arguments are those of both kernels; buffers were checked, the kernel checks sequences and positions, and the
+        // caches are the caller's.
+        unsafe {
+            self.launch(
+                (
+                    Source::Decode(T::PRECISION, layout.dim),
+                    if wide_tiles { "cache_tiles_128" } else { "cache_tiles_64" },
+                ),
+                (grid(OP, tiles.count * layout.heads)?, 1),
+                (128, 1),
+                ((tiles.most + 4 * PAGE) * (layout.dim + 8) * 2) as u32,
+                args![
+                    self.address(q),
+                    self.address(at.tables),
+                    self.address(at.capacities),
+                    sequences,
+                    int(OP, layer)?,
+                    self.address(&tiles.tiles),
+                    self.address_mut(out),
+                    int(OP, layout.heads)?,
+                    int(OP, layout.kv_heads)?,
+                    q_stride as i64,
+                    scale
+                ],
+            )
+        }
+    }
+
     /// Writes the keys and values of new tokens to their sequences' caches, at each row's position. Rows of k and v are
     /// `kv_heads · dim` at a stride. Rows whose sequence is unknown or whose position is outside its cache are left out.
     ///
@@ -67,9 +206,9 @@ impl Context {
     /// If a buffer is too short or the layout is not supported.
     ///
     /// # Safety
-    /// Each of `at.bases` is the address of a live buffer of this context on its GPU, 16-byte aligned, that holds at least
-    /// `(2 · layer + 2) · capacity · kv_heads · dim` elements of `T`, that nothing else borrows and no other one of them
-    /// overlaps.
+    /// Each of `at.tables` is the address of `capacity / PAGE` addresses of pages: of live buffers of this context on its GPU,
+    /// 16-byte aligned, that hold at least `(2 · layer + 2) · PAGE · kv_heads · dim` elements of `T` and that nothing else
+    /// borrows. No two rows are written to the same place of the same page.
     pub unsafe fn cache_store<T: Element>(
         &self,
         layer: usize,
@@ -95,7 +234,7 @@ impl Context {
                 args![
                     self.address(k),
                     self.address(v),
-                    self.address(at.bases),
+                    self.address(at.tables),
                     self.address(at.capacities),
                     self.address(at.seq),
                     self.address(at.position),
@@ -147,7 +286,33 @@ impl Context {
         let (heads, kv_heads, longest) = (int(OP, layout.heads)?, int(OP, layout.kv_heads)?, int(OP, longest)?);
         let (at_out, scratch) = (self.address_mut(out), self.address_mut(scratch));
         let places =
-            [self.address(at.bases), self.address(at.capacities), self.address(at.seq), self.address(at.position)];
+            [self.address(at.tables), self.address(at.capacities), self.address(at.seq), self.address(at.position)];
+        if self.is_exact() && T::PRECISION == Precision::Half {
+            // SAFETY: arguments are those of `cache_exact`; the rest as below.
+            return unsafe {
+                self.launch(
+                    (source, "cache_exact"),
+                    (grid(OP, rows * layout.kv_heads)?, 1),
+                    (32, 1),
+                    ((16 + 4 * PAGE) * (layout.dim + 8) * 2) as u32,
+                    args![
+                        self.address(q),
+                        places[0],
+                        places[1],
+                        places[2],
+                        places[3],
+                        sequences,
+                        int(OP, layer)?,
+                        at_out,
+                        heads,
+                        kv_heads,
+                        longest,
+                        q_stride as i64,
+                        scale
+                    ],
+                )
+            };
+        }
         // Queries, then four warps' two stages of keys and values; or queries and weights.
         let shared = match T::PRECISION {
             Precision::Half => (MOST_GROUP + 4 * 2 * 2 * 16) * (layout.dim + 8) * 2,

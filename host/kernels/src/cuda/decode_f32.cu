@@ -4,7 +4,7 @@
 // key, then one column of the values.
 
 extern "C" __global__ void __launch_bounds__(128)
-cache_attention(const float* __restrict__ q, const u64* __restrict__ bases, const int* __restrict__ capacities,
+cache_attention(const float* __restrict__ q, const u64* __restrict__ tables, const int* __restrict__ capacities,
                 const int* __restrict__ seq, const int* __restrict__ position, int sequences, int layer, float* __restrict__ out,
                 float* __restrict__ scratch, int heads, int kv_heads, int longest, long long q_stride, float scale) {
     extern __shared__ __align__(16) float shared[];
@@ -16,9 +16,9 @@ cache_attention(const float* __restrict__ q, const u64* __restrict__ bases, cons
         for (int i = threadIdx.x; i < group * D; i += 128) to[i] = NAN_;
     if (chunk * CHUNK >= n) return;
     int valid = min(n - chunk * CHUNK, CHUNK), width = kv_heads * D;
-    long long at = (long long)chunk * CHUNK * width + kv_head * D;
-    const float* k = cache(bases, capacities, seq[row], layer, 0, width) + at;
-    const float* v = cache(bases, capacities, seq[row], layer, 1, width) + at;
+    auto keys = [&](int i) {
+        return keys_in(page_of(tables, seq[row], chunk * CHUNK + i), layer, width) + i % PAGE * width + kv_head * D;
+    };
     float *sq = shared, *sp = sq + MOST_GROUP * D;
     for (int i = threadIdx.x; i < group * D; i += 128) sq[i] = q[row * q_stride + kv_head * group * D + i];
     __syncthreads();
@@ -27,7 +27,7 @@ cache_attention(const float* __restrict__ q, const u64* __restrict__ bases, cons
     for (int key = threadIdx.x; key < valid; key += 128) {
 #pragma unroll
         for (int g = 0; g < MOST_GROUP; g++) x[g] = 0.0f;
-        const float4* mine = (const float4*)(k + (long long)key * width);
+        const float4* mine = (const float4*)keys(key);
 #pragma unroll 4
         for (int c = 0; c < D / 4; c++) {
             float4 b = mine[c];
@@ -64,7 +64,7 @@ cache_attention(const float* __restrict__ q, const u64* __restrict__ bases, cons
     for (int g = 0; g < MOST_GROUP; g++) x[g] = 0.0f;
 #pragma unroll 8
     for (int i = 0; i < valid; i++) {
-        float b = v[(long long)i * width + c];
+        float b = keys(i)[PAGE * width + c];
 #pragma unroll
         for (int g = 0; g < MOST_GROUP; g++)
             if (g < group) x[g] = fmaf(sp[g * CHUNK + i], b, x[g]);

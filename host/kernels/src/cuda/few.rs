@@ -5,6 +5,7 @@
 use super::compile::{Precision, Source};
 use super::context::{Context, In, Out, args, grid, int};
 use super::element::Element;
+use super::gemm::Places;
 use super::{CudaError, check_rows, holds};
 
 /// Most rows; beyond that every block's reading of all rows takes longer than the weights.
@@ -12,29 +13,29 @@ const MOST_ROWS: usize = 8;
 /// Products of at least so many columns have enough blocks with sixteen columns each.
 const WIDE: usize = 8192;
 
-/// A product as addresses, checked by whoever has the buffers.
-pub(super) struct Few {
+/// A product `x · wᵀ` in bf16 as addresses, checked by whoever has the buffers.
+pub(super) struct Forward {
     pub shape: [usize; 3],
-    pub x: (u64, usize),
-    /// Rows are the product's columns.
-    pub w: (u64, usize),
-    /// 0 for nothing.
-    pub onto: u64,
-    pub out: (u64, usize),
+    pub places: Places,
+    /// Of x, w, and the result.
+    pub strides: [usize; 3],
+    /// Whether the result is f32, which then is added to nothing.
     pub float: bool,
 }
 
-impl Few {
-    /// Whether the kernels can take it: whole chunks of sixteen bytes.
-    pub fn fits(&self) -> bool {
-        let [m, n, k] = self.shape;
-        let whole = |(address, stride): (u64, usize)| address.is_multiple_of(16) && stride.is_multiple_of(8);
-        (1..=MOST_ROWS).contains(&m)
-            && n > 0
-            && k.is_multiple_of(8)
-            && whole(self.x)
-            && whole(self.w)
-            && !(self.float && self.onto != 0)
+impl Forward {
+    /// Whether factors are whole chunks of sixteen bytes.
+    pub fn is_whole(&self) -> bool {
+        let whole = |address: u64, stride: usize| address.is_multiple_of(16) && stride.is_multiple_of(8);
+        self.shape[2].is_multiple_of(8)
+            && whole(self.places.a, self.strides[0])
+            && whole(self.places.b, self.strides[1])
+            && !(self.float && self.places.onto != 0)
+    }
+
+    /// Whether the kernels of `few.cu` can take it.
+    pub fn is_of_few(&self) -> bool {
+        (1..=MOST_ROWS).contains(&self.shape[0]) && self.is_whole()
     }
 }
 
@@ -43,14 +44,14 @@ impl Context {
     ///
     /// # Safety
     /// Addresses are of buffers of this context that hold what shape and strides say, and it fits.
-    pub(super) unsafe fn few(&self, p: &Few) -> Result<(), CudaError> {
+    pub(super) unsafe fn few(&self, p: &Forward) -> Result<(), CudaError> {
         let (name, columns) = match (p.float, p.shape[1] >= WIDE) {
             (true, _) => ("few_float", 16),
             (false, true) => ("few_wide", 16),
             (false, false) => ("few_narrow", 8),
         };
         // SAFETY: the caller's.
-        unsafe { self.launch_few(name, p.shape[1].div_ceil(columns), p) }
+        unsafe { self.launch_forward((Source::Few, name), [p.shape[1].div_ceil(columns), 1], 256, 0, p) }
     }
 
     /// `out = silu(x · gateᵀ) · (x · upᵀ)`, both products rounded to bf16 first, where the rows of `w` are gate's `n` and up's
@@ -69,36 +70,47 @@ impl Context {
         check_rows(OP, "x", x.len(), m, k, k)?;
         check_rows(OP, "w", w.len(), 2 * n, k, k)?;
         holds(OP, "out", out.len(), m * n)?;
-        let (x, w, out) = ((self.address(x), k), (self.address(w), k), (self.address_mut(out), n));
-        let p = Few { shape: [m, n, k], x, w, onto: 0, out, float: false };
-        if T::PRECISION != Precision::Half || !p.fits() || !n.is_multiple_of(8) {
+        let places = Places { a: self.address(x), b: self.address(w), onto: 0, c: self.address_mut(out) };
+        let p = Forward { shape: [m, n, k], places, strides: [k, k, n], float: false };
+        if T::PRECISION != Precision::Half || !p.is_of_few() || !n.is_multiple_of(8) {
             return Ok(false);
         }
         // SAFETY: buffers were checked against the shape.
-        unsafe { self.launch_few("few_swiglu", n / 8, &p) }.map(|()| true)
+        unsafe { self.launch_forward((Source::Few, "few_swiglu"), [n / 8, 1], 256, 0, &p) }.map(|()| true)
     }
 
-    unsafe fn launch_few(&self, name: &'static str, blocks: usize, p: &Few) -> Result<(), CudaError> {
-        const OP: &str = "product of few rows";
-        let [m, n, k] = p.shape;
+    /// Enqueues a kernel over so many blocks of columns and rows.
+    ///
+    /// # Safety
+    /// The kernel takes what is named here, and as for [`Context::few`].
+    pub(super) unsafe fn launch_forward(
+        &self,
+        kernel: (Source, &'static str),
+        blocks: [usize; 2],
+        threads: u32,
+        shared: u32,
+        p: &Forward,
+    ) -> Result<(), CudaError> {
+        const OP: &str = "product";
+        let ([m, n, k], [x, w, out], at) = (p.shape, p.strides, p.places);
         // SAFETY: arguments are those of the kernels; the rest is the caller's.
         unsafe {
             self.launch(
-                (Source::Few, name),
-                (grid(OP, blocks)?, 1),
-                (256, 1),
-                0,
+                kernel,
+                (grid(OP, blocks[0])?, grid(OP, blocks[1])?),
+                (threads, 1),
+                shared,
                 args![
-                    p.x.0,
-                    p.w.0,
-                    p.onto,
-                    p.out.0,
+                    at.a,
+                    at.b,
+                    at.onto,
+                    at.c,
                     int(OP, m)?,
                     int(OP, n)?,
                     int(OP, k)?,
-                    int(OP, p.x.1)?,
-                    int(OP, p.w.1)?,
-                    int(OP, p.out.1)?
+                    int(OP, x)?,
+                    int(OP, w)?,
+                    int(OP, out)?
                 ],
             )
         }

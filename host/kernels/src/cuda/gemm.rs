@@ -10,10 +10,11 @@ use cudarc::cublaslt::sys::cudaDataType as Type;
 use cudarc::cublaslt::{result as lt, sys};
 use cudarc::driver::{CudaSlice, CudaStream};
 
+use super::chain::Chains;
 use super::compile::Precision;
 use super::context::{Context, In, Out, driver};
 use super::element::Element;
-use super::few::Few;
+use super::few::Forward;
 use super::{CudaError, check, holds};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -57,21 +58,42 @@ pub enum Onto<'a, C> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Shape {
-    m: usize,
-    n: usize,
-    k: usize,
-    strides: [usize; 3],
+pub(super) struct Shape {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub strides: [usize; 3],
     transposed: [bool; 2],
     types: [Type; 2],
     /// What the addresses of a, b, what is added to, and the result are multiples of, at most 256.
     align: [u32; 4],
 }
 
-struct Plan {
+impl Shape {
+    /// Of `x · wᵀ` in bf16 with an f32 result or not, all addresses being multiples of 16.
+    pub fn forward([m, n, k]: [usize; 3], strides: [usize; 3], float: bool) -> Self {
+        let types = [Type::CUDA_R_16BF, if float { Type::CUDA_R_32F } else { Type::CUDA_R_16BF }];
+        Self { m, n, k, strides, transposed: [false, true], types, align: [16; 4] }
+    }
+}
+
+/// A product as the library describes it, and how it computes it.
+pub(super) struct Plan {
     desc: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algo: sys::cublasLtMatmulAlgo_t,
+}
+
+/// An algorithm of the library's.
+pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
+
+/// Where the factors, what is added to and the result of a product are; nothing is added where the second is 0.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub a: u64,
+    pub b: u64,
+    pub onto: u64,
+    pub c: u64,
 }
 
 // SAFETY: descriptors are plain data of the library, changed by nobody after creation.
@@ -93,6 +115,7 @@ pub(super) struct Products {
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
     plans: Mutex<HashMap<Shape, Plan>>,
+    pub(super) chains: Chains,
 }
 
 // SAFETY: the library allows a handle on any thread; plans are behind a lock.
@@ -116,11 +139,34 @@ impl Products {
         // SAFETY: scratch memory; cuBLASLt writes before it reads.
         let workspace = unsafe { stream.alloc(WORKSPACE_BYTES) }.map_err(driver("allocating cuBLASLt's workspace"))?;
         let handle = lt::create_handle().map_err(blas("opening cuBLASLt"))?;
-        Ok(Self { handle, workspace, plans: Mutex::default() })
+        Ok(Self { handle, workspace, plans: Mutex::default(), chains: Chains::default() })
     }
 
+    /// With the algorithm that the library thinks best.
     fn plan(&self, s: Shape) -> Result<Plan, CudaError> {
-        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let mut plan = self.describe(s)?;
+        let found = self.algorithms(&plan, s, 1, false)?.into_iter().next();
+        let none = lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
+        plan.algo = found.ok_or(none).map_err(blas(format!("planning the product {s:?}")))?;
+        Ok(plan)
+    }
+
+    /// With an algorithm that is known already, or `None` where it cannot take the shape.
+    pub(super) fn plan_with(&self, s: Shape, algo: Algorithm) -> Result<Option<Plan>, CudaError> {
+        let mut plan = self.describe(s)?;
+        plan.algo = algo;
+        let [a, b, c] = plan.layouts;
+        // SAFETY: descriptors are live; plain data is written to `found`.
+        let fits = unsafe {
+            let mut found: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let checked = sys::cublasLtMatmulAlgoCheck(self.handle, plan.desc, a, b, c, c, &plan.algo, &mut found);
+            checked.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES
+        };
+        Ok(fits.then_some(plan))
+    }
+
+    /// A product without an algorithm.
+    pub(super) fn describe(&self, s: Shape) -> Result<Plan, CudaError> {
         use sys::{cublasComputeType_t as Compute, cublasLtMatmulDescAttributes_t as Attribute};
         let failed = || blas(format!("planning the product {s:?}"));
         // The library counts columns first, so rows of ours are its columns: it computes cᵀ = bᵀ · aᵀ.
@@ -137,7 +183,7 @@ impl Products {
         ];
         // SAFETY: attribute values have the sizes given; everything created here is destroyed in `Plan::drop`.
         unsafe {
-            let mut plan = Plan { desc, layouts, algo: std::mem::zeroed() };
+            let plan = Plan { desc, layouts, algo: std::mem::zeroed() };
             for (which, t) in [
                 (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, s.transposed[1]),
                 (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, s.transposed[0]),
@@ -146,11 +192,27 @@ impl Products {
                 let at = std::ptr::from_ref(&op).cast::<c_void>();
                 lt::set_matmul_desc_attribute(desc, which, at, size_of::<i32>()).map_err(failed())?;
             }
-            let preference = lt::create_matmul_pref().map_err(failed())?;
+            Ok(plan)
+        }
+    }
+
+    /// At most so many algorithms for a product, the best first as the library sees it; those that cut no sums if `whole`.
+    pub(super) fn algorithms(
+        &self,
+        plan: &Plan,
+        s: Shape,
+        most: usize,
+        whole: bool,
+    ) -> Result<Vec<Algorithm>, CudaError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let failed = || blas(format!("planning the product {s:?}"));
+        let preference = lt::create_matmul_pref().map_err(failed())?;
+        // SAFETY: attribute values have the sizes given; `found` has room for `most`, of which `count` are written.
+        let found = unsafe {
             let prefer = || {
                 let at = std::ptr::from_ref(&WORKSPACE_BYTES).cast::<c_void>();
-                let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-                lt::set_matmul_pref_attribute(preference, most, at, size_of::<usize>())?;
+                let bytes = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+                lt::set_matmul_pref_attribute(preference, bytes, at, size_of::<usize>())?;
                 // As the library counts: its first factor is our b.
                 for (which, align) in [
                     (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, s.align[1]),
@@ -161,14 +223,38 @@ impl Products {
                     let at = std::ptr::from_ref(&align).cast::<c_void>();
                     lt::set_matmul_pref_attribute(preference, which, at, size_of::<u32>())?;
                 }
-                let [a, b, c] = layouts;
-                lt::get_matmul_algo_heuristic(self.handle, desc, a, b, c, c, preference)
+                if whole {
+                    let none = 0u32; // CUBLASLT_REDUCTION_SCHEME_NONE
+                    let at = std::ptr::from_ref(&none).cast::<c_void>();
+                    let schemes = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+                    lt::set_matmul_pref_attribute(preference, schemes, at, size_of::<u32>())?;
+                }
+                let [a, b, c] = plan.layouts;
+                let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![std::mem::zeroed(); most];
+                let (at, mut count) = (found.as_mut_ptr(), 0);
+                let room = i32::try_from(most).unwrap_or(i32::MAX);
+                let (handle, desc) = (self.handle, plan.desc);
+                sys::cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, c, preference, room, at, &mut count)
+                    .result()?;
+                found.truncate(usize::try_from(count).unwrap_or(0));
+                Ok(found)
             };
             let found = prefer();
             let _ = lt::destroy_matmul_pref(preference);
-            plan.algo = found.map_err(failed())?.algo;
-            Ok(plan)
-        }
+            found.map_err(failed())?
+        };
+        let works = |f: &&sys::cublasLtMatmulHeuristicResult_t| f.state.result().is_ok();
+        Ok(found.iter().filter(works).map(|f| f.algo).collect())
+    }
+
+    /// How many parts an algorithm cuts sums into.
+    pub(super) fn split(algo: &Algorithm) -> Option<u32> {
+        let (mut parts, mut written) = (0u32, 0);
+        let which = sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_SPLITK_NUM;
+        let at = std::ptr::from_mut(&mut parts).cast::<c_void>();
+        // SAFETY: the attribute is a u32.
+        let got = unsafe { sys::cublasLtMatmulAlgoConfigGetAttribute(algo, which, at, size_of::<u32>(), &mut written) };
+        got.result().is_ok().then_some(parts)
     }
 }
 
@@ -210,17 +296,18 @@ impl Context {
             Onto::Itself => (c_at, 1.0),
             Onto::Other(other) => (self.address(other), 1.0),
         };
-        let streamed = Few {
-            shape: [m, n, k],
-            x: (a_at, a.stride),
-            w: (b_at, b.stride),
-            onto: if beta == 0.0 { 0 } else { onto_at },
-            out: (c_at, c_stride),
-            float: size_of::<C>() == 4,
-        };
-        if A::PRECISION == Precision::Half && !a.transposed && b.transposed && streamed.fits() {
-            // SAFETY: buffers were checked against the shape.
-            return unsafe { self.few(&streamed) };
+        let places = Places { a: a_at, b: b_at, onto: if beta == 0.0 { 0 } else { onto_at }, c: c_at };
+        let float = size_of::<C>() == 4;
+        if A::PRECISION == Precision::Half && !a.transposed && b.transposed {
+            let p = Forward { shape: [m, n, k], places, strides: [a.stride, b.stride, c_stride], float };
+            if self.is_exact() && !matches!(onto, Onto::Itself) {
+                // SAFETY: buffers were checked against the shape.
+                return unsafe { self.chain(&p) };
+            }
+            if p.is_of_few() {
+                // SAFETY: as above.
+                return unsafe { self.few(&p) };
+            }
         }
         let shape = Shape {
             m,
@@ -239,24 +326,35 @@ impl Context {
             std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
             std::collections::hash_map::Entry::Vacant(e) => e.insert(self.products.plan(shape)?),
         };
+        // SAFETY: buffers were checked against the shape.
+        unsafe { self.multiply(shape, plan, places) }
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    /// The places are of buffers of this context that hold what the shape says, which is the plan's.
+    pub(super) unsafe fn multiply(&self, shape: Shape, plan: &Plan, at: Places) -> Result<(), CudaError> {
         self.select()?;
-        let alpha = 1.0f32;
+        let (alpha, beta) = (1.0f32, if at.onto == 0 { 0.0f32 } else { 1.0 });
+        let onto = if at.onto == 0 { at.c } else { at.onto };
         let workspace = self.address(&self.products.workspace);
-        let name = || format!("product {m} x {n} x {k}{}", if C::TYPE == A::TYPE { "" } else { ", f32" });
-        // SAFETY: buffers were checked against the shape; the plan's descriptors are live behind the lock.
+        let Shape { m, n, k, types, .. } = shape;
+        let name = || format!("product {m} x {n} x {k}{}", if types[1] == types[0] { "" } else { ", f32" });
+        // SAFETY: the caller's; the plan's descriptors are live.
         let enqueue = || unsafe {
             lt::matmul(
                 self.products.handle,
                 plan.desc,
                 std::ptr::from_ref(&alpha).cast(),
                 std::ptr::from_ref(&beta).cast(),
-                b_at as *const c_void,
+                at.b as *const c_void,
                 plan.layouts[0],
-                a_at as *const c_void,
+                at.a as *const c_void,
                 plan.layouts[1],
-                onto_at as *const c_void,
+                onto as *const c_void,
                 plan.layouts[2],
-                c_at as *mut c_void,
+                at.c as *mut c_void,
                 plan.layouts[2],
                 &plan.algo,
                 workspace as *mut c_void,

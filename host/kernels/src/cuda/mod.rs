@@ -8,6 +8,7 @@
 
 mod attention;
 mod buffers;
+mod chain;
 mod compile;
 mod context;
 mod decode;
@@ -31,7 +32,7 @@ pub use context::{Context, Event, In, Out};
 pub use cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,
 };
-pub use decode::{CacheLayout, CacheRows};
+pub use decode::{CacheLayout, CacheRows, PAGE, QueryTiles, Span};
 pub use draw::DrawRows;
 pub use element::{Element, bf16};
 pub use embedding::EmbedOrder;

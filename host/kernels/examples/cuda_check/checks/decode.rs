@@ -2,7 +2,7 @@
 //!
 //! Owns the shapes. Must not know how errors are measured.
 
-use prl_kernels::cuda::{CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element};
+use prl_kernels::cuda::{CacheLayout, CacheRows, Context, CudaError, CudaSlice, Element, PAGE, Span};
 
 use crate::bench::{GUARD, MARK, Random, Table, empty, error, f64s, read};
 use crate::reference;
@@ -14,14 +14,16 @@ const LAYERS: usize = 3;
 const LAYER: usize = 1;
 
 /// Caches of sequences, keys and values of all their tokens side by side, and each token's place.
-struct Caches<T> {
-    blocks: Vec<CudaSlice<T>>,
-    bases: CudaSlice<u64>,
+pub struct Caches<T> {
+    /// Of each sequence.
+    pages: Vec<Vec<CudaSlice<T>>>,
+    _lists: Vec<CudaSlice<u64>>,
+    tables: CudaSlice<u64>,
     capacities: CudaSlice<i32>,
     lens: Vec<usize>,
     room: Vec<usize>,
-    k: Vec<T>,
-    v: Vec<T>,
+    pub k: Vec<T>,
+    pub v: Vec<T>,
 }
 
 pub fn caches<T: Element>(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) -> Done {
@@ -44,13 +46,25 @@ pub fn caches<T: Element>(c: &Context, r: &mut Random, t: &mut Table, only: Only
 
 impl<T: Element> Caches<T> {
     /// Stores every token at once, in mixed order, with a row beside whose place is outside.
-    fn fill(c: &Context, r: &mut Random, lens: &[usize], layout: CacheLayout) -> Result<Self, CudaError> {
+    pub fn fill(c: &Context, r: &mut Random, lens: &[usize], layout: CacheLayout) -> Result<Self, CudaError> {
         let narrow = layout.kv_heads * layout.dim;
         let tokens: usize = lens.iter().sum();
         let (k, v) = (r.values::<T>(tokens * narrow, 1.0), r.values::<T>(tokens * narrow, 1.0));
-        let room: Vec<usize> = lens.iter().map(|l| l + r.below(3)).collect();
-        let blocks = room.iter().map(|n| empty::<T>(c, LAYERS * 2 * n * narrow)).collect::<Result<Vec<_>, _>>()?;
-        let bases = c.upload(&blocks.iter().map(|b| c.address_of(b)).collect::<Vec<_>>())?;
+        let counts: Vec<usize> = lens.iter().map(|l| (l + r.below(3)).div_ceil(PAGE)).collect();
+        let room: Vec<usize> = counts.iter().map(|n| n * PAGE).collect();
+        let page = || empty::<T>(c, LAYERS * 2 * PAGE * narrow);
+        let pages: Vec<Vec<CudaSlice<T>>> =
+            counts.iter().map(|n| (0..*n).map(|_| page()).collect()).collect::<Result<_, _>>()?;
+        let lists = counts.iter().map(|n| c.alloc::<u64>(*n)).collect::<Result<Vec<_>, _>>()?;
+        let starts: Vec<u64> = lists.iter().map(|list| c.address_of(list)).collect();
+        let mut pairs = Vec::new();
+        for (start, pages) in starts.iter().zip(&pages) {
+            pairs.extend(pages.iter().enumerate().flat_map(|(i, page)| [start + 8 * i as u64, c.address_of(page)]));
+        }
+        let pairs = c.upload(&pairs)?;
+        // SAFETY: the tables live here, and nothing else uses them now.
+        unsafe { c.cache_pages::<T>(layout.dim, &pairs)? };
+        let tables = c.upload(&starts)?;
         let capacities = c.upload(&room.iter().map(|n| *n as i32).collect::<Vec<_>>())?;
         let mut places: Vec<(usize, usize)> =
             lens.iter().enumerate().flat_map(|(s, len)| (0..*len).map(move |p| (s, p))).collect();
@@ -68,24 +82,29 @@ impl<T: Element> Caches<T> {
         let seq = c.upload(&places.iter().map(|p| p.0 as i32).collect::<Vec<_>>())?;
         let position = c.upload(&places.iter().map(|p| p.1 as i32).collect::<Vec<_>>())?;
         let (rows_k, rows_v) = (c.upload(&rows_k)?, c.upload(&rows_v)?);
-        let at = CacheRows { bases: &bases, capacities: &capacities, seq: &seq, position: &position };
-        // SAFETY: the blocks live here, were made for LAYERS layers, and nothing else uses them now.
+        let at = CacheRows { tables: &tables, capacities: &capacities, seq: &seq, position: &position };
+        // SAFETY: the pages live here, were made for LAYERS layers, and nothing else uses them now.
         unsafe { c.cache_store(LAYER, layout, places.len(), (&rows_k, narrow), (&rows_v, narrow + gap), at)? };
-        Ok(Self { blocks, bases, capacities, lens: lens.to_vec(), room, k, v })
+        Ok(Self { pages, _lists: lists, tables, capacities, lens: lens.to_vec(), room, k, v })
     }
 
     /// Whether the blocks hold exactly the keys and values, and nothing anywhere else.
     fn intact(&self, c: &Context, narrow: usize) -> Result<bool, CudaError> {
         let mut first = 0;
-        for ((block, len), room) in self.blocks.iter().zip(&self.lens).zip(&self.room) {
-            let all = f64s(&c.download(block)?);
-            let (all, guard) = all.split_at(all.len() - GUARD);
-            for (i, part) in all.chunks(room * narrow).enumerate() {
-                let used = if i / 2 == LAYER { len * narrow } else { 0 };
-                let want = if i % 2 == 0 { &self.k } else { &self.v };
-                let right = part[..used] == f64s(&want[first * narrow..][..used]);
-                if !right || part[used..].iter().any(|x| !x.is_nan()) || guard.iter().any(|g| *g != f64::from(MARK)) {
-                    return Ok(false);
+        for (pages, len) in self.pages.iter().zip(&self.lens) {
+            for (number, page) in pages.iter().enumerate() {
+                let all = f64s(&c.download(page)?);
+                let (all, guard) = all.split_at(all.len() - GUARD);
+                let rows = len.saturating_sub(number * PAGE).min(PAGE);
+                let start = (first + number * PAGE) * narrow;
+                for (i, part) in all.chunks(PAGE * narrow).enumerate() {
+                    let used = if i / 2 == LAYER { rows * narrow } else { 0 };
+                    let want = if i % 2 == 0 { &self.k } else { &self.v };
+                    let right = used == 0 || part[..used] == f64s(&want[start..][..used]);
+                    let rest = part[used..].iter().all(|x| x.is_nan());
+                    if !right || !rest || guard.iter().any(|g| *g != f64::from(MARK)) {
+                        return Ok(false);
+                    }
                 }
             }
             first += len;
@@ -93,8 +112,26 @@ impl<T: Element> Caches<T> {
         Ok(true)
     }
 
+    /// The results of consecutive tokens, with these queries, row by row of all spans.
+    pub fn attend_together(
+        &self,
+        c: &Context,
+        layout: CacheLayout,
+        spans: &[Span],
+        q: &[T],
+        scale: f32,
+    ) -> Result<Vec<f64>, CudaError> {
+        let wide = layout.heads * layout.dim;
+        let (none, tiles) = (c.upload(&[0i32])?, c.query_tiles(spans, layout.heads)?);
+        let at = CacheRows { tables: &self.tables, capacities: &self.capacities, seq: &none, position: &none };
+        let (mut out, q) = (empty::<T>(c, q.len())?, c.upload(q)?);
+        // SAFETY: as above.
+        unsafe { c.cache_tiles(LAYER, layout, &tiles, (&q, wide), at, scale, &mut out)? };
+        read(c, &out)
+    }
+
     /// The results of rows `(sequence, position)` with these queries.
-    fn attend(
+    pub fn attend(
         &self,
         c: &Context,
         layout: CacheLayout,
@@ -106,7 +143,7 @@ impl<T: Element> Caches<T> {
         let longest = rows.iter().map(|r| (r.1 + 1).clamp(0, 10_000) as usize).max().unwrap_or(0);
         let seq = c.upload(&rows.iter().map(|r| r.0).collect::<Vec<_>>())?;
         let position = c.upload(&rows.iter().map(|r| r.1).collect::<Vec<_>>())?;
-        let at = CacheRows { bases: &self.bases, capacities: &self.capacities, seq: &seq, position: &position };
+        let at = CacheRows { tables: &self.tables, capacities: &self.capacities, seq: &seq, position: &position };
         let scratch_len = c.cache_attention_scratch(layout, rows.len(), longest);
         let (mut out, mut scratch) = (empty::<T>(c, rows.len() * wide)?, empty::<f32>(c, scratch_len)?);
         let q = c.upload(q)?;
@@ -168,5 +205,47 @@ fn case<T: Element>(c: &Context, r: &mut Random, t: &mut Table, lens: &[usize], 
         .all(|((odd, got), (bad, row))| if bad == row { odd == got } else { odd.iter().all(|x| x.is_nan()) });
     t.holds("decode: no place", &shape, right);
     t.holds("decode: caches as before", &shape, caches.intact(c, narrow)?);
+    if size_of::<T>() == 2 {
+        together(c, r, t, &caches, (layout, &shape, scale))?;
+    }
+    Ok(())
+}
+
+/// The last tokens of every sequence, together, and a span that leaves its cache.
+fn together<T: Element>(
+    c: &Context,
+    r: &mut Random,
+    t: &mut Table,
+    caches: &Caches<T>,
+    (layout, shape, scale): (CacheLayout, &str, f32),
+) -> Done {
+    let CacheLayout { heads, kv_heads, dim } = layout;
+    let (wide, narrow) = (heads * dim, kv_heads * dim);
+    let (mut spans, mut row) = (Vec::new(), 0);
+    for (seq, len) in caches.lens.iter().enumerate() {
+        let rows = 1 + r.below((*len).min(300));
+        spans.push(Span { row, rows, position: len - rows, seq });
+        row += rows;
+    }
+    let q = r.values::<T>(row * wide, 1.5);
+    let got = caches.attend_together(c, layout, &spans, &q, scale)?;
+    let (q64, k64, v64) = (f64s(&q), f64s(&caches.k), f64s(&caches.v));
+    let mut want = Vec::new();
+    for span in &spans {
+        let first: usize = caches.lens[..span.seq].iter().sum();
+        for i in 0..span.rows {
+            let [k, v] = [&k64, &v64].map(|x| &x[first * narrow..(first + span.position + i + 1) * narrow]);
+            for h in 0..heads {
+                let q = &q64[(span.row + i) * wide + h * dim..][..dim];
+                want.extend(reference::attend(q, k, v, [kv_heads, h / (heads / kv_heads)], f64::from(scale)));
+            }
+        }
+    }
+    t.of::<T>(&format!("decode{dim} together"), shape, error(got.iter().copied(), &want), 3e-3);
+    spans[0].position = caches.room[0];
+    let odd = caches.attend_together(c, layout, &spans, &q, scale)?;
+    let border = spans[0].rows * wide;
+    let right = odd[..border].iter().all(|x| x.is_nan()) && odd[border..] == got[border..];
+    t.holds("decode together: no place", shape, right);
     Ok(())
 }

@@ -6,10 +6,13 @@ mod attention;
 mod buffers;
 mod decode;
 mod draws;
+mod exact;
 mod far;
 mod products;
 mod rows;
 mod steps;
+
+use std::path::Path;
 
 use prl_kernels::cuda::{Context, CudaError, Element, bf16};
 
@@ -29,6 +32,8 @@ pub struct Only<'a> {
     pub dim: Option<usize>,
     /// Attention over few tokens.
     pub small: bool,
+    /// Folder of compiled kernels.
+    pub cache: Option<&'a Path>,
 }
 
 impl Only<'_> {
@@ -43,6 +48,9 @@ pub fn all(c: &Context, r: &mut Random, t: &mut Table, only: Only<'_>) -> Done {
     }
     if only.topic.is_none_or(|t| t == "draws") {
         draws::draws(c, r, t)?;
+    }
+    if only.topic.is_none_or(|t| t == "exact") {
+        exact::exact(only.cache, r, t, only)?;
     }
     of::<bf16>(c, r, t, only)?;
     of::<f32>(c, r, t, only)

@@ -1,34 +1,57 @@
-//! Keys and values of one sequence in one block of GPU memory.
+//! Keys and values of one sequence in pages of GPU memory.
 //!
-//! Owns the block's growth and when it is shared. Must not know what is stored.
+//! Owns which pages a sequence has, its table of them, and when a page is shared. Must not know what is stored.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use crate::cuda::context::driver;
-use crate::cuda::{Context, CudaError, CudaSlice, Element, holds};
+use crate::cuda::{Context, CudaError, CudaSlice, Element, PAGE, holds};
 use crate::{Held, Meter};
 
-/// Positions of the smallest block; every larger one is a power of two times this.
-const SMALLEST: usize = 256;
+/// Entries of the smallest table; every larger one is a power of two times this.
+const SMALLEST_TABLE: usize = 64;
 
-/// Keys and values of one sequence: `[layers][k, v][capacity][kv_heads · head_dim]`. A clone shares the block until one
-/// of the two grows.
-#[derive(Clone)]
+/// [`PAGE`] positions of all layers, `[layers][k, v][PAGE][kv_heads · head_dim]`, and their bytes' share of the meter.
+type Page<T> = Arc<(CudaSlice<T>, Held)>;
+
+/// Keys and values of one sequence. A clone shares all pages; of those that are shared only the last one, if it is not full, is
+/// copied when one of the two goes on.
 pub struct Cache<T> {
-    block: Option<Arc<(CudaSlice<T>, Held)>>,
-    capacity: usize,
+    pages: Vec<Page<T>>,
+    table: Option<Table>,
     len: usize,
     /// Layers times two, and the width of a position.
     shape: [usize; 2],
     meter: Meter,
 }
 
+/// Addresses of the pages on the GPU.
+struct Table {
+    list: CudaSlice<u64>,
+    /// Entries that are as they should be.
+    right: usize,
+}
+
+impl<T> Clone for Cache<T> {
+    fn clone(&self) -> Self {
+        Self { pages: self.pages.clone(), table: None, len: self.len, shape: self.shape, meter: self.meter.clone() }
+    }
+}
+
+/// Where a pass finds a cache.
+pub(super) struct Found {
+    /// Address of its table.
+    pub table: u64,
+    /// Positions that its pages have room for.
+    pub capacity: usize,
+}
+
 impl<T: Element> Cache<T> {
     /// An empty cache.
     pub(super) fn new(shape: [usize; 2], meter: &Meter) -> Self {
-        Self { block: None, capacity: 0, len: 0, shape, meter: meter.clone() }
+        Self { pages: Vec::new(), table: None, len: 0, shape, meter: meter.clone() }
     }
 
     /// Positions held.
@@ -44,51 +67,79 @@ impl<T: Element> Cache<T> {
     /// Forgets all positions from `len` on.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
-    }
-
-    /// Bytes that `more` positions would take: of a larger block, or of its own one where it is shared.
-    pub fn growth(&self, more: usize) -> usize {
-        match self.own(more) {
-            Some(_) => 0,
-            None => self.bytes(self.capacity_for(self.len + more)),
+        self.pages.truncate(self.len.div_ceil(PAGE));
+        if let Some(table) = &mut self.table {
+            table.right = table.right.min(self.pages.len());
         }
     }
 
-    /// Its block, if nobody else has it and `more` positions fit.
-    fn own(&self, more: usize) -> Option<&CudaSlice<T>> {
-        let fits = self.len + more <= self.capacity;
-        self.block.as_ref().filter(|block| fits && Arc::strong_count(block) == 1).map(|block| &block.0)
+    /// Bytes that `more` positions would take: of further pages, and of a copy of the last one where it is shared.
+    pub fn growth(&self, more: usize) -> usize {
+        let copied = usize::from(more > 0 && self.shares_last());
+        ((self.len + more).div_ceil(PAGE).saturating_sub(self.pages.len()) + copied) * self.page_bytes()
     }
 
-    fn capacity_for(&self, need: usize) -> usize {
-        self.capacity.max(need.div_ceil(SMALLEST).next_power_of_two() * SMALLEST)
+    /// Whether the next position belongs to a page that somebody else has too.
+    fn shares_last(&self) -> bool {
+        self.pages.get(self.len / PAGE).is_some_and(|page| Arc::strong_count(page) > 1)
     }
 
-    fn bytes(&self, capacity: usize) -> usize {
+    fn page_len(&self) -> usize {
         let [slabs, width] = self.shape;
-        slabs * capacity * width * size_of::<T>()
+        slabs * PAGE * width
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.page_len() * size_of::<T>()
     }
 
     pub(super) fn shape(&self) -> [usize; 2] {
         self.shape
     }
 
-    /// Makes room for `more` positions in a block of its own; the address of the block and its capacity.
-    pub(super) fn grow(&mut self, c: &Context, more: usize) -> Result<(u64, usize), CudaError> {
-        if let Some(block) = self.own(more) {
-            return Ok((c.address_of(block), self.capacity));
+    fn new_page(&self, c: &Context) -> Result<CudaSlice<T>, CudaError> {
+        c.alloc(self.page_len())
+    }
+
+    fn held(&self, memory: CudaSlice<T>) -> Page<T> {
+        Arc::new((memory, self.meter.hold(self.page_bytes())))
+    }
+
+    /// Makes room for `more` positions in pages that nobody else has. What is to be written into tables for it comes to `pairs`, as
+    /// [`Context::cache_pages`] has them.
+    pub(super) fn grow(&mut self, c: &Context, more: usize, pairs: &mut Vec<u64>) -> Result<Found, CudaError> {
+        if self.shares_last() {
+            let (at, [slabs, width]) = (self.len / PAGE, self.shape);
+            let mut own = self.new_page(c)?;
+            copy_slabs(c, slabs, PAGE * width, self.len % PAGE * width, &self.pages[at].0, &mut own)?;
+            self.pages[at] = self.held(own);
+            if let Some(table) = &mut self.table {
+                table.right = table.right.min(at);
+            }
         }
-        let capacity = self.capacity_for(self.len + more);
-        let [slabs, width] = self.shape;
-        let mut block = c.alloc::<T>(slabs * capacity * width)?;
-        if let Some(old) = &self.block {
-            let strides = [self.capacity * width, capacity * width];
-            copy_slabs(c, slabs, strides, self.len * width, &old.0, &mut block)?;
+        while self.pages.len() * PAGE < self.len + more {
+            let page = self.new_page(c)?;
+            self.pages.push(self.held(page));
         }
-        let address = c.address_of(&block);
-        let held = self.meter.hold(self.bytes(capacity));
-        (self.block, self.capacity) = (Some(Arc::new((block, held))), capacity);
-        Ok((address, capacity))
+        let table = match self.table.take().filter(|table| table.list.len() >= self.pages.len()) {
+            Some(enough) => enough,
+            None => {
+                let len = self.pages.len().next_power_of_two().max(SMALLEST_TABLE);
+                Table { list: c.alloc(len)?, right: 0 }
+            }
+        };
+        let table = self.table.insert(table);
+        let start = c.address_of(&table.list);
+        for (i, page) in self.pages.iter().enumerate().skip(table.right) {
+            pairs.extend([start + (i * size_of::<u64>()) as u64, c.address_of(&page.0)]);
+        }
+        table.right = self.pages.len();
+        Ok(Found { table: start, capacity: self.pages.len() * PAGE })
+    }
+
+    /// Has the table written anew before it is used again.
+    pub(super) fn forget_table(&mut self) {
+        self.table = None;
     }
 
     /// Counts positions that were stored.
@@ -97,11 +148,11 @@ impl<T: Element> Cache<T> {
     }
 }
 
-/// Copies the first `width` elements of each of `slabs` rows, at strides of their own.
+/// Copies the first `width` elements of each of `slabs` rows.
 fn copy_slabs<T: Element>(
     c: &Context,
     slabs: usize,
-    [from_stride, to_stride]: [usize; 2],
+    stride: usize,
     width: usize,
     from: &CudaSlice<T>,
     to: &mut CudaSlice<T>,
@@ -109,9 +160,9 @@ fn copy_slabs<T: Element>(
     if width == 0 {
         return Ok(());
     }
-    let rows = |stride: usize| (slabs - 1) * stride + width;
-    holds("growth of a cache", "the old block", from.len(), rows(from_stride))?;
-    holds("growth of a cache", "the new block", to.len(), rows(to_stride))?;
+    let need = (slabs - 1) * stride + width;
+    holds("copy of a page", "the old one", from.len(), need)?;
+    holds("copy of a page", "the new one", to.len(), need)?;
     let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
     let copy = sys::CUDA_MEMCPY2D {
         srcXInBytes: 0,
@@ -120,18 +171,18 @@ fn copy_slabs<T: Element>(
         srcHost: std::ptr::null(),
         srcDevice: c.address(from),
         srcArray: std::ptr::null_mut(),
-        srcPitch: from_stride * size_of::<T>(),
+        srcPitch: stride * size_of::<T>(),
         dstXInBytes: 0,
         dstY: 0,
         dstMemoryType: device,
         dstHost: std::ptr::null_mut(),
         dstDevice: c.address_mut(to),
         dstArray: std::ptr::null_mut(),
-        dstPitch: to_stride * size_of::<T>(),
+        dstPitch: stride * size_of::<T>(),
         WidthInBytes: width * size_of::<T>(),
         Height: slabs,
     };
     c.select()?;
     // SAFETY: both buffers were checked to hold their rows.
-    unsafe { sys::cuMemcpy2DAsync_v2(&copy, c.stream.cu_stream()) }.result().map_err(driver("copying a cache"))
+    unsafe { sys::cuMemcpy2DAsync_v2(&copy, c.stream.cu_stream()) }.result().map_err(driver("copying a page"))
 }

@@ -24,8 +24,8 @@ pub(super) struct Inputs {
     pub ids: Vec<i32>,
     pub positions: Vec<i32>,
     pub seq: Vec<i32>,
-    /// Of each sequence.
-    pub bases: Vec<u64>,
+    /// Of each sequence: the address of its table of pages, and the positions they have room for.
+    pub tables: Vec<u64>,
     pub capacities: Vec<i32>,
     /// Rows that tokens are drawn from, and behind them rows whose logits are wanted.
     pub wanted: Vec<i32>,
@@ -39,6 +39,9 @@ pub(super) struct Inputs {
     pub scored: Vec<i32>,
     pub labels: Vec<i32>,
     pub scored_inv_temp: Vec<f32>,
+    /// What is to be written into tables, as [`crate::cuda::Context::cache_pages`] has it. Comes behind all else, so that the
+    /// other parts lie where their counts say.
+    pub pages: Vec<u64>,
 }
 
 /// The contents, on the GPU.
@@ -46,7 +49,7 @@ pub(super) struct Views<'a> {
     pub ids: CudaView<'a, i32>,
     pub positions: CudaView<'a, i32>,
     pub seq: CudaView<'a, i32>,
-    pub bases: CudaView<'a, u64>,
+    pub tables: CudaView<'a, u64>,
     pub capacities: CudaView<'a, i32>,
     pub wanted: CudaView<'a, i32>,
     pub inv_temp: CudaView<'a, f32>,
@@ -57,6 +60,7 @@ pub(super) struct Views<'a> {
     pub scored: CudaView<'a, i32>,
     pub labels: CudaView<'a, i32>,
     pub scored_inv_temp: CudaView<'a, f32>,
+    pub pages: CudaView<'a, u64>,
 }
 
 impl Counts {
@@ -67,9 +71,9 @@ impl Counts {
         [2 * s, 2 * w, r, r, r, s, w, w, w, w, w, l, l, l]
     }
 
-    /// Bytes of a block.
+    /// Bytes of a block up to where pages come.
     pub fn bytes(self) -> usize {
-        self.parts().iter().sum()
+        self.parts().iter().sum::<usize>().next_multiple_of(size_of::<u64>())
     }
 }
 
@@ -77,7 +81,7 @@ impl Inputs {
     pub fn counts(&self) -> Counts {
         Counts {
             rows: self.ids.len(),
-            sequences: self.bases.len(),
+            sequences: self.tables.len(),
             wanted: self.wanted.len(),
             scored: self.scored.len(),
         }
@@ -88,7 +92,7 @@ impl Inputs {
         self.ids.resize(to.rows, 0);
         self.positions.resize(to.rows, 0);
         self.seq.resize(to.rows, -1);
-        self.bases.resize(to.sequences, 0);
+        self.tables.resize(to.sequences, 0);
         self.capacities.resize(to.sequences, 0);
         self.wanted.resize(to.wanted, 0);
         self.scored.resize(to.scored, 0);
@@ -107,10 +111,15 @@ impl Inputs {
         self.scored_inv_temp.resize(scored, 1.0);
     }
 
+    /// Bytes of the block.
+    pub fn bytes(&self) -> usize {
+        self.counts().bytes() + size_of_val(self.pages.as_slice())
+    }
+
     /// The block.
     pub fn pack(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.counts().bytes());
-        out.extend(self.bases.iter().flat_map(|x| x.to_ne_bytes()));
+        let mut out = Vec::with_capacity(self.bytes());
+        out.extend(self.tables.iter().flat_map(|x| x.to_ne_bytes()));
         out.extend(self.uniform.iter().flat_map(|x| x.to_ne_bytes()));
         let ints = |out: &mut Vec<u8>, part: &[i32]| out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
         let floats = |out: &mut Vec<u8>, part: &[f32]| out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
@@ -123,21 +132,24 @@ impl Inputs {
         ints(&mut out, &self.scored);
         ints(&mut out, &self.labels);
         floats(&mut out, &self.scored_inv_temp);
+        out.resize(self.counts().bytes(), 0);
+        out.extend(self.pages.iter().flat_map(|x| x.to_ne_bytes()));
         out
     }
 }
 
 impl<'a> Views<'a> {
-    /// The parts of a block.
-    pub fn new(block: &'a CudaSlice<u8>, counts: Counts) -> Result<Self, CudaError> {
-        holds("sampling", "the block of inputs", cudarc::driver::DeviceSlice::len(block), counts.bytes())?;
+    /// The parts of the block of `inputs`.
+    pub fn new(block: &'a CudaSlice<u8>, inputs: &Inputs) -> Result<Self, CudaError> {
+        holds("sampling", "the block of inputs", cudarc::driver::DeviceSlice::len(block), inputs.bytes())?;
+        let counts = inputs.counts();
         let mut at = 0;
         let mut next = |bytes: usize| {
             at += bytes;
             at - bytes..at
         };
         let [
-            bases,
+            tables,
             uniform,
             ids,
             positions,
@@ -153,7 +165,7 @@ impl<'a> Views<'a> {
             scored_inv_temp,
         ] = counts.parts().map(&mut next);
         Ok(Views {
-            bases: part(block, bases)?,
+            tables: part(block, tables)?,
             uniform: part(block, uniform)?,
             ids: part(block, ids)?,
             positions: part(block, positions)?,
@@ -167,6 +179,7 @@ impl<'a> Views<'a> {
             scored: part(block, scored)?,
             labels: part(block, labels)?,
             scored_inv_temp: part(block, scored_inv_temp)?,
+            pages: part(block, counts.bytes()..inputs.bytes())?,
         })
     }
 }
@@ -185,11 +198,14 @@ mod tests {
     #[test]
     fn blocks_are_as_long_as_their_counts_say_and_aligned() {
         let mut inputs =
-            Inputs { ids: vec![1, 2, 3], bases: vec![9], wanted: vec![2], scored: vec![1], ..Inputs::default() };
+            Inputs { ids: vec![1, 2, 3], tables: vec![9], wanted: vec![2], scored: vec![1], ..Inputs::default() };
         let to = Counts { rows: 5, sequences: 4, wanted: 3, scored: 2 };
         inputs.pad(to);
         assert_eq!(inputs.counts(), to);
         assert_eq!(inputs.pack().len(), to.bytes());
+        inputs.pages = vec![7, 8];
+        assert_eq!((inputs.counts(), inputs.pack().len()), (to, inputs.bytes()));
+        assert_eq!(inputs.pack()[to.bytes()..to.bytes() + 8], 7u64.to_ne_bytes());
         assert_eq!(inputs.seq, [-1; 5]);
         // Eight bytes each come before four each.
         assert_eq!(inputs.pack()[..8], 9u64.to_ne_bytes());

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::cuda::{Context, CudaError, Element};
+use crate::cuda::{Context, CudaError, Element, Span};
 
 use super::inputs::{Counts, Inputs};
 use super::replay::bucket;
@@ -14,14 +14,19 @@ use super::sampling::{Item, Want};
 const SHORT: usize = 64;
 /// Most rows of a recorded pass.
 const RECORDED_ROWS: usize = 1024;
+/// New tokens of a sequence from which on they read caches together.
+const TOGETHER: usize = 16;
 
-/// Rows of a pass, those that read caches first, and behind them whole new sequences.
+/// Rows of a pass: those that read caches by themselves, behind them those that read caches together with others of their
+/// sequence, and then whole new sequences.
 pub(super) struct Pass {
     pub inputs: Inputs,
-    /// Rows that read caches.
+    /// Rows that read caches by themselves.
     pub cached: usize,
     /// Positions that the longest of those reads.
     pub longest: usize,
+    /// Rows that read caches together.
+    pub spans: Vec<Span>,
     /// Lengths of the new sequences.
     pub fresh: Vec<usize>,
     /// Wanted rows that tokens are drawn from: the first ones.
@@ -64,10 +69,12 @@ impl Pass {
         (part, recorded): &(Vec<usize>, bool),
         pairs: &[Option<usize>],
     ) -> Result<Self, CudaError> {
-        let is_fresh = |i: &Item<'_, T>| !recorded && i.cache.is_empty() && i.ids.len() > 1;
+        let half = size_of::<T>() == 2;
+        let is_fresh = |i: &Item<'_, T>| !recorded && i.cache.is_empty() && i.ids.len() > 1 && !(half && c.is_exact());
+        let is_span = |i: &Item<'_, T>| !recorded && half && i.ids.len() >= TOGETHER && !is_fresh(i);
         let mut order = part.clone();
-        order.sort_by_key(|i| is_fresh(&items[*i]));
-        let (mut inputs, mut fresh) = (Inputs::default(), Vec::new());
+        order.sort_by_key(|i| (is_fresh(&items[*i]), is_span(&items[*i])));
+        let (mut inputs, mut fresh, mut spans) = (Inputs::default(), Vec::new(), Vec::new());
         let mut last = vec![0i32; items.len()];
         let (mut cached, mut longest) = (0, 0);
         for (s, i) in order.into_iter().enumerate() {
@@ -75,6 +82,8 @@ impl Pass {
             let past = item.cache.len();
             if is_fresh(item) {
                 fresh.push(item.ids.len());
+            } else if is_span(item) {
+                spans.push(Span { row: inputs.ids.len(), rows: item.ids.len(), position: past, seq: s });
             } else {
                 cached += item.ids.len();
                 longest = longest.max(past + item.ids.len());
@@ -85,12 +94,13 @@ impl Pass {
             }
             inputs.positions.extend((past..past + item.ids.len()).map(|p| p as i32));
             inputs.seq.resize(inputs.ids.len(), s as i32);
-            let (base, capacity) = item.cache.grow(c, item.ids.len())?;
-            inputs.bases.push(base);
-            inputs.capacities.push(capacity as i32);
+            let found = item.cache.grow(c, item.ids.len(), &mut inputs.pages)?;
+            inputs.tables.push(found.table);
+            inputs.capacities.push(found.capacity as i32);
             last[i] = inputs.ids.len() as i32 - 1;
         }
-        let mut pass = Pass { inputs, cached, longest, fresh, drawn: 0, most: 0, recorded: false, places: Vec::new() };
+        let mut pass =
+            Pass { inputs, cached, longest, spans, fresh, drawn: 0, most: 0, recorded: false, places: Vec::new() };
         pass.want(part.iter().map(|i| (*i, &items[*i], last[*i])));
         match recorded {
             true => pass.round_up(),
@@ -154,6 +164,11 @@ impl Pass {
 
     pub fn fresh_tokens(&self) -> usize {
         self.fresh.iter().sum()
+    }
+
+    /// The first row of the new sequences.
+    pub fn first_fresh(&self) -> usize {
+        self.cached + self.spans.iter().map(|span| span.rows).sum::<usize>()
     }
 
     /// Makes it one of the few shapes that are recorded: a number of rows, all of which read caches.

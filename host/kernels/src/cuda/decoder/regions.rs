@@ -3,7 +3,8 @@
 //! Owns what is computed from what. Must not know who asked for it or where answers go.
 
 use crate::cuda::{
-    Attention, CacheRows, Context, CudaError, CudaSlice, CudaView, Element, In, Matrix, Onto, RopeTable, Tiles,
+    Attention, CacheRows, Context, CudaError, CudaSlice, CudaView, Element, In, Matrix, Onto, QueryTiles, RopeTable,
+    Tiles,
 };
 
 use super::arena::{Arena, Region, bytes};
@@ -16,6 +17,20 @@ use super::weights::LayerWeights;
 const CACHED_ROWS: usize = 512;
 /// Rows by whose logits labels are scored at a time.
 const SCORED_ROWS: usize = 256;
+
+/// Rows that are attended to together, cut into tiles: of new sequences, and of such as have a past.
+pub(super) struct Cut {
+    pub fresh: Option<Tiles>,
+    pub spans: Option<QueryTiles>,
+}
+
+impl Cut {
+    pub fn new(c: &Context, pass: &Pass, heads: usize) -> Result<Self, CudaError> {
+        let fresh = if pass.fresh.is_empty() { None } else { Some(c.tiles(&pass.fresh)?) };
+        let spans = if pass.spans.is_empty() { None } else { Some(c.query_tiles(&pass.spans, heads)?) };
+        Ok(Self { fresh, spans })
+    }
+}
 
 /// Scratch memory of a pass.
 pub(super) struct Regions<'a, T> {
@@ -103,7 +118,7 @@ impl<T: Element> Sampling<T> {
         &self,
         pass: &Pass,
         inputs: &Views<'_>,
-        tiles: Option<&Tiles>,
+        cut: &Cut,
         table: &RopeTable,
         drawn: &CudaSlice<i32>,
         r: &mut Regions<'_, T>,
@@ -118,7 +133,7 @@ impl<T: Element> Sampling<T> {
         let (shape, heads, scale) = (layout.heads(), layout.head_layout(), layout.scale());
         let cached = self.cache_layout();
         let cache = CacheRows {
-            bases: &inputs.bases,
+            tables: &inputs.tables,
             capacities: &inputs.capacities,
             seq: &inputs.seq,
             position: &inputs.positions,
@@ -135,8 +150,8 @@ impl<T: Element> Sampling<T> {
             let norms = w.head_norms.as_ref().map(|n| [&n[0] as In<'_, f32>, &n[1]]);
             c.rope(shape, &r.qkv, norms, table, &inputs.positions, (&mut r.q, &mut r.k))?;
             let v = r.qkv.behind(q_width + kv_width);
-            // SAFETY: the caches' blocks are held by the items, and `grow` made them big enough for every row; rows of no
-            // sequence reach none.
+            // SAFETY: the caches' pages are held by the items, and `grow` made them enough for every row and its sequence's alone
+            // where rows are written; rows of no sequence reach none.
             unsafe { c.cache_store(i, cached, n, (&r.k, kv_width), (&v, width), cache)? };
             for start in (0..pass.cached).step_by(CACHED_ROWS) {
                 let slab = start..pass.cached.min(start + CACHED_ROWS);
@@ -150,16 +165,21 @@ impl<T: Element> Sampling<T> {
                     c.cache_attention(i, cached, count, (&q, q_width), cache, longest, scale, &mut out, scratch)?
                 };
             }
-            if let Some(tiles) = tiles {
-                let (q, k) = (r.q.behind(pass.cached * q_width), r.k.behind(pass.cached * kv_width));
-                let v = r.qkv.behind(pass.cached * width + q_width + kv_width);
+            if let Some(tiles) = &cut.spans {
+                // SAFETY: as above.
+                unsafe { c.cache_tiles(i, cached, tiles, (&r.q, q_width), cache, scale, &mut r.out)? };
+            }
+            if let Some(tiles) = &cut.fresh {
+                let first = pass.first_fresh();
+                let (q, k) = (r.q.behind(first * q_width), r.k.behind(first * kv_width));
+                let v = r.qkv.behind(first * width + q_width + kv_width);
                 let a = Attention { q: &q, k: &k, v: &v, layout: heads, scale };
-                c.attention(tiles, a, &mut r.out.behind_mut(pass.cached * q_width), q_width, &mut r.lse)?;
+                c.attention(tiles, a, &mut r.out.behind_mut(first * q_width), q_width, &mut r.lse)?;
             }
             let (out, o) = (Matrix::new(&r.out, q_width), Matrix::t(&w.o, q_width));
             c.gemm([n, h, q_width], out, o, &mut r.mid, h, Onto::Other(&r.x))?;
             c.rms_norm([n, h], d.norm_eps, &r.mid, None, &w.post_norm, &mut r.y, &mut r.rstd)?;
-            if !c.few_swiglu([n, f, h], &r.y, &w.gate_up, &mut r.act)? {
+            if c.is_exact() || !c.few_swiglu([n, f, h], &r.y, &w.gate_up, &mut r.act)? {
                 let up = Matrix::t(&w.gate_up, h);
                 c.gemm([n, 2 * f, h], Matrix::new(&r.y, h), up, &mut r.gate_up, 2 * f, Onto::Nothing)?;
                 c.swiglu([n, f], &r.gate_up, &mut r.act)?;

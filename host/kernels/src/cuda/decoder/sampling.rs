@@ -14,7 +14,7 @@ use super::cache::Cache;
 use super::inputs::Views;
 use super::pass::{Pass, parts};
 use super::prepare;
-use super::regions::Regions;
+use super::regions::{Cut, Regions};
 use super::replay::{Key, Replays};
 use super::rotation::Rotation;
 use super::underway::{Part, Slot, Underway, room};
@@ -212,6 +212,15 @@ impl<T: Element> Sampling<T> {
     /// An item without ids, a cache of another shape, labels that are not as many as tokens, an item that follows an answer
     /// that is no token, not enough memory, a failing GPU.
     pub fn begin(&self, items: &mut [Item<'_, T>]) -> Result<Underway<T>, CudaError> {
+        let begun = self.try_begin(items);
+        if begun.is_err() {
+            // Their tables may not have been written.
+            items.iter_mut().for_each(|item| item.cache.forget_table());
+        }
+        begun
+    }
+
+    fn try_begin(&self, items: &mut [Item<'_, T>]) -> Result<Underway<T>, CudaError> {
         const OP: &str = "sampling";
         let mut work = self.work.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut pairs = Vec::with_capacity(items.len());
@@ -235,7 +244,7 @@ impl<T: Element> Sampling<T> {
             .map(|part| Pass::new(c, items, part, &pairs))
             .collect::<Result<Vec<_>, _>>()?;
         let arena = passes.iter().map(|pass| self.arena_bytes(pass)).max().unwrap_or(0);
-        let inputs = passes.iter().map(|pass| pass.inputs.counts().bytes()).max().unwrap_or(0);
+        let inputs = passes.iter().map(|pass| pass.inputs.bytes()).max().unwrap_or(0);
         let all_pairs = passes.iter().map(|pass| pass.inputs.wanted.len()).sum();
         let Work { rotation, shared, replays, slots, pairs } = &mut *work;
         let old = shared.take();
@@ -283,7 +292,10 @@ impl<T: Element> Sampling<T> {
         let pinned = room(c, &mut slot.inputs, packed.len())?;
         pinned.write(&packed)?;
         c.write_pinned(pinned, packed.len(), inputs)?;
-        let tiles = if pass.fresh.is_empty() { None } else { Some(c.tiles(&pass.fresh)?) };
+        let views = Views::new(inputs, &pass.inputs)?;
+        // SAFETY: tables are held by the items' caches, and nothing enqueued before needs the entries that change.
+        unsafe { c.cache_pages::<T>(self.weights.layout.dims.head_dim, &views.pages)? };
+        let cut = Cut::new(c, pass, self.weights.layout.dims.heads)?;
         let mut regions = self.regions(pass, arena)?;
         let addresses = [
             c.address_of(self.weights.matrices()),
@@ -293,9 +305,8 @@ impl<T: Element> Sampling<T> {
             c.address(&regions.x),
             c.address_of(table.start()),
         ];
-        let views = Views::new(inputs, counts)?;
         let mut all = || {
-            self.enqueue(pass, &views, tiles.as_ref(), table, drawn, &mut regions)?;
+            self.enqueue(pass, &views, &cut, table, drawn, &mut regions)?;
             self.draw(counts.wanted, first, &views, &regions, drawn)
         };
         match pass.recorded && first == 0 {
