@@ -5,7 +5,9 @@ use crate::failure::Failure;
 use crate::logging;
 use prl_config::{AcMode, AcTarget, MatmulPrecision, Optim, TrainerModel};
 use prl_kernels::libraries::LibraryError;
-use prl_model::{Arithmetic, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError, Recompute};
+use prl_model::{
+    Arithmetic, Bits, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError, Recompute,
+};
 use std::path::{Path, PathBuf};
 
 /// The device and the implementation that a run computes with.
@@ -22,27 +24,21 @@ pub struct Compute {
 }
 
 impl Compute {
-    /// Opens what the configuration names. `auto` is the first GPU that can be used, else the CPU, which is deterministic
-    /// in any case.
+    /// Opens what the configuration names. `auto` is the first GPU that can be used, else the CPU, which keeps all
+    /// of [`Bits`] in any case.
     ///
     /// # Errors
     /// A device that is not there, or that this binary cannot use.
-    pub fn open(
-        device: prl_config::Device,
-        kernels: prl_config::Kernels,
-        deterministic: bool,
-    ) -> Result<Compute, Failure> {
+    pub fn open(device: prl_config::Device, kernels: prl_config::Kernels, bits: Bits) -> Result<Compute, Failure> {
         let kernels = match kernels {
             prl_config::Kernels::Fast => Kernels::Fast,
             prl_config::Kernels::Reference => Kernels::Reference,
         };
-        let on = |device| {
-            Self::on(device, kernels, deterministic).map_err(|e| Failure::input(format_args!("`device`: {e}")))
-        };
+        let on = |device| Self::on(device, kernels, bits).map_err(|e| Failure::input(format_args!("`device`: {e}")));
         match device {
             prl_config::Device::Cpu => on(Device::Cpu),
             prl_config::Device::Cuda(index) => on(Device::Cuda(index)),
-            prl_config::Device::Auto => match Self::on(Device::Cuda(0), kernels, deterministic) {
+            prl_config::Device::Auto => match Self::on(Device::Cuda(0), kernels, bits) {
                 Ok(compute) => Ok(Compute { auto: true, ..compute }),
                 Err(reason) => {
                     // Nobody without a driver expects a GPU; whoever has one should know why it is not used.
@@ -56,9 +52,9 @@ impl Compute {
         }
     }
 
-    fn on(device: Device, kernels: Kernels, deterministic: bool) -> Result<Compute, ModelError> {
+    fn on(device: Device, kernels: Kernels, bits: Bits) -> Result<Compute, ModelError> {
         let gpu = match (device, kernels) {
-            (Device::Cuda(index), Kernels::Fast) => Some(Gpu::open(index, kernel_cache().as_deref(), deterministic)?),
+            (Device::Cuda(index), Kernels::Fast) => Some(Gpu::open(index, kernel_cache().as_deref(), bits)?),
             _ => {
                 device.open()?;
                 None

@@ -10,7 +10,7 @@ use crate::machine;
 use crate::signals;
 use prl_config::{InferenceRun, Loaded};
 use prl_inference::{Engine, EngineConfig};
-use prl_model::{Adapter, Decoder, Device, ModelConfig, Snapshot};
+use prl_model::{Adapter, Bits, Decoder, Device, ModelConfig, Snapshot};
 use prl_render::Renderer;
 use prl_server::{AdapterLimits, Options, Weights};
 use prl_types::PolicyVersion;
@@ -139,12 +139,8 @@ struct Parts {
 impl Parts {
     fn load(loaded: &Loaded<InferenceRun>) -> Result<Self, Failure> {
         let config = &loaded.config;
-        let mut compute = Compute::open(config.device, config.kernels, false)?;
-        if config.exact == Some(true) && compute.on_gpu() {
-            return Err(Failure::input(
-                "`exact = true` is not supported on a GPU yet: set `device = \"cpu\"`, or leave `exact` out",
-            ));
-        }
+        let bits = Bits { deterministic: false, exact: config.exact == Some(true) };
+        let mut compute = Compute::open(config.device, config.kernels, bits)?;
         let dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         let decoder = assets::decoder(&dir, None, compute.home())?;
         let template = config.model.chat_template.as_ref().map(|template| {
@@ -164,10 +160,11 @@ impl Parts {
         }
         tracing::info!(target: "prl_inference", "{}", compute.says(&dir, &shape));
         let snapshot = snapshot(&mut compute, decoder, context)?;
+        let tokens = batched_tokens(config.max_num_batched_tokens, compute.on_gpu());
         let limits = EngineConfig {
             max_waiting: config.max_waiting,
             cache_bytes: cache_bytes(config, &compute, &shape),
-            ..limits(config.max_num_seqs, context, config.max_num_batched_tokens, config.enable_prefix_caching)
+            ..limits(config.max_num_seqs, context, tokens, config.enable_prefix_caching)
         };
         tracing::info!(
             target: "prl_inference",
@@ -176,14 +173,18 @@ impl Parts {
         );
         if config.enable_lora && !snapshot.takes_adapters() {
             return Err(Failure::input(
-                "`enable_lora = true` is not supported on a GPU yet, nor with `kernels = \"reference\"`: set `device = \"cpu\"`, \
-                 or leave it out",
+                "`enable_lora = true` is not supported with `kernels = \"reference\"`: set `kernels = \"fast\"`, or leave it out",
             ));
         }
         let engine = Engine::start(snapshot, PolicyVersion(0), limits).map_err(Failure::input)?;
         let weights = Folders { compute: compute.settled(), shape, context };
         Ok(Parts { engine, renderer, weights })
     }
+}
+
+/// `max_num_batched_tokens`, with what none means: a GPU takes a long prompt fastest in one piece.
+pub fn batched_tokens(asked: Option<usize>, on_gpu: bool) -> usize {
+    asked.unwrap_or(if on_gpu { 8192 } else { 2048 })
 }
 
 /// What the configuration of `prl rl` and of `prl inference` says of an engine alike.

@@ -26,7 +26,7 @@ use algorithms::Algorithms;
 use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
-use prl_model::Decoder;
+use prl_model::{Bits, Decoder};
 use prl_monitor::{LogFile, Logs, Progress, env_server_log};
 use prl_orchestrator::{Deps, Env, Purpose, Settings, State};
 use prl_render::Renderer;
@@ -85,7 +85,11 @@ impl Parts {
     async fn load(loaded: &Loaded<RlConfig>) -> Result<Self, Failure> {
         let config = &loaded.config;
         let orchestrator = &config.orchestrator;
-        let compute = Compute::open(config.device, config.kernels, config.deterministic == Some(true))?;
+        let compute = Compute::open(
+            config.device,
+            config.kernels,
+            Bits { deterministic: config.deterministic == Some(true), exact: config.exact },
+        )?;
         compute.check_optim("trainer.optim", &config.trainer.optim)?;
 
         let mut algorithms = Algorithms::open(&registry(plugin_files(loaded))?, config)?;
@@ -245,7 +249,7 @@ impl Ready {
             Some(servers) => Sampler::There(servers),
             None => {
                 let snapshot = trainer.learner().snapshot().map_err(Failure::input)?;
-                let limits = limits(&config.inference, max_len);
+                let limits = limits(&config.inference, max_len, compute.on_gpu());
                 let engine = Engine::start(snapshot, version(resumed.as_ref()), limits).map_err(Failure::input)?;
                 Sampler::Here(engine)
             }
@@ -267,13 +271,9 @@ fn version(resumed: Option<&Resumed>) -> PolicyVersion {
     PolicyVersion(resumed.map_or(0, |(step, _)| *step))
 }
 
-fn limits(config: &InferenceConfig, context: usize) -> EngineConfig {
-    let limits = crate::inference::limits(
-        config.max_num_seqs,
-        context,
-        config.max_num_batched_tokens,
-        config.enable_prefix_caching,
-    );
+fn limits(config: &InferenceConfig, context: usize, on_gpu: bool) -> EngineConfig {
+    let tokens = crate::inference::batched_tokens(config.max_num_batched_tokens, on_gpu);
+    let limits = crate::inference::limits(config.max_num_seqs, context, tokens, config.enable_prefix_caching);
     EngineConfig { cache_bytes: config.kv_cache_gb.map_or(usize::MAX, crate::inference::cache_gb), ..limits }
 }
 

@@ -15,7 +15,7 @@ use crate::machine;
 use crate::signals::{self, Stop};
 use data::{Data, Texts};
 use prl_config::{Loaded, SftConfig, SftData};
-use prl_model::Decoder;
+use prl_model::{Bits, Decoder};
 use prl_monitor::{Logs, SftLine, ValidationLine};
 use prl_store::Marks;
 use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, TrainerError};
@@ -58,7 +58,8 @@ struct Parts {
 impl Parts {
     fn load(loaded: &Loaded<SftConfig>, runtime: &Runtime) -> Result<Self, Failure> {
         let config = &loaded.config;
-        let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
+        let compute =
+            Compute::open(config.device, config.kernels, Bits { deterministic: config.deterministic, exact: false })?;
         compute.check_optim("optim", &config.optim)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         budget::check_training(&model_dir, load(config, compute.on_gpu()))?;

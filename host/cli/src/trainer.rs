@@ -14,7 +14,7 @@ use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::trainer_line;
 use crate::signals::{self, Stop};
 use prl_config::{FakeBatches, Loaded, TrainerRun};
-use prl_model::Decoder;
+use prl_model::{Bits, Decoder};
 use prl_monitor::Logs;
 use prl_store::Marks;
 use prl_trainer::{StepOutcome, Trainer, TrainerError, TrainerParts, fake_batch};
@@ -67,7 +67,8 @@ impl Parts {
     fn load(loaded: &Loaded<TrainerRun>) -> Result<Self, Failure> {
         let config = &loaded.config;
         let fake = config.data.fake.clone().ok_or_else(|| Failure::input("`data.fake` is missing"))?;
-        let compute = Compute::open(config.device, config.kernels, config.deterministic)?;
+        let compute =
+            Compute::open(config.device, config.kernels, Bits { deterministic: config.deterministic, exact: false })?;
         compute.check_optim("optim", &config.optim)?;
         let loss = custom_loss(config)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;

@@ -62,7 +62,7 @@ pub enum InferenceError {
         name: &'static str,
     },
     /// A request with an adapter, where the weights take none.
-    #[error("adapters are not supported on this device, or with the kernels `reference`")]
+    #[error("adapters are not supported with the kernels `reference`")]
     NoAdapters,
     /// More requests wait than are let in.
     #[error("{waiting} requests wait already; try again later")]

@@ -4,7 +4,7 @@
 //! bits however it is cut); `train=BxT` (B documents of T tokens a step;
 //! `:sft` behind it computes both passes at once, `:ac` recomputes every layer, `:trace` lists where the time goes, in this
 //! order); `decode=BxT` (B sequences behind T cached tokens, each step waited for, and steps begun one ahead; `:filters` draws
-//! under top-k, top-p and min-p); `prefill=BxT` (B new sequences of T tokens; `:N` behind it has them come in N parts); `updates=N` (so many new weights while another
+//! under top-k, top-p and min-p, `:lora` has one of eight adapters of rank 16 for each sequence); `prefill=BxT` (B new sequences of T tokens; `:N` behind it has them come in N parts); `updates=N` (so many new weights while another
 //! thread decodes, and what is left of memory); `tiny` (two narrow layers instead of the whole model); `cache=FOLDER` (compiled
 //! kernels).
 
@@ -18,7 +18,7 @@ use prl_kernels::cuda::decoder::{
     self_test,
 };
 use prl_kernels::cuda::{AdamStep, Context, CudaError, bf16};
-use prl_kernels::{Dims, Grads, Rope};
+use prl_kernels::{AdapterLayer, Dims, Grads, LowRank, Rope};
 use rayon::prelude::*;
 
 type Done = Result<(), CudaError>;
@@ -91,7 +91,7 @@ fn agreement(kind: &str, [c, other]: &[Arc<Context>; 2]) -> Result<bool, CudaErr
             };
             let want = |s| if part + 1 == parts { Want::Token(Draw::plain(1.0, uniform(s, 0))) } else { Want::Nothing };
             let items = caches.iter_mut().zip(which);
-            let items = items.map(|(cache, s)| Item { cache, ids: cut(*s), follows: None, want: want(*s) });
+            let items = items.map(|(cache, s)| Item { cache, ids: cut(*s), follows: None, want: want(*s), adapter: None });
             let mut items: Vec<_> = items.filter(|item| !item.ids.is_empty()).collect();
             for (i, answer) in sampling.extend(&mut items)?.into_iter().enumerate() {
                 if let Answer::Token(id, logprob) = answer {
@@ -103,7 +103,7 @@ fn agreement(kind: &str, [c, other]: &[Arc<Context>; 2]) -> Result<bool, CudaErr
             let last: Vec<[u32; 1]> = out.iter().map(|o: &Vec<(u32, f32)>| [o.last().map_or(0, |x| x.0)]).collect();
             let items = caches.iter_mut().zip(which).zip(&last).map(|((cache, s), ids)| {
                 let want = Want::Token(Draw::plain(1.0, uniform(*s, step)));
-                Item { cache, ids, follows: None, want }
+                Item { cache, ids, follows: None, want, adapter: None }
             });
             let answers = sampling.extend(&mut items.collect::<Vec<_>>())?;
             for (out, answer) in out.iter_mut().zip(answers) {
@@ -276,7 +276,7 @@ fn filled(s: &Sampling<bf16>, batch: usize, prompt: &[u32]) -> Result<Caches, Cu
     let mut caches: Caches = (0..batch).map(|_| s.new_cache(&meter)).collect();
     for chunk in caches.chunks_mut(16) {
         let mut items: Vec<Item<'_, bf16>> =
-            chunk.iter_mut().map(|cache| Item { cache, ids: prompt, follows: None, want: Want::Nothing }).collect();
+            chunk.iter_mut().map(|cache| Item { cache, ids: prompt, follows: None, want: Want::Nothing, adapter: None }).collect();
         s.extend(&mut items)?;
     }
     Ok(caches)
@@ -294,8 +294,10 @@ fn ms(since: Instant) -> f64 {
 fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let (shape, trace) = shape.strip_suffix(":trace").map_or((shape, false), |s| (s, true));
     let (shape, filters) = shape.strip_suffix(":filters").map_or((shape, false), |s| (s, true));
+    let (shape, lora) = shape.strip_suffix(":lora").map_or((shape, false), |s| (s, true));
     let Some((batch, len)) = pair(shape) else { return Ok(()) };
     let sampling = sampling(c, dims, weights)?;
+    let adapters = (0..if lora { 8 } else { 0 }).map(|_| sampling.bring(&low_ranks(dims))).collect::<Result<Vec<_>, _>>()?;
     let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
     let mut caches = filled(&sampling, batch, &prompt)?;
     let mut ids = vec![[5u32]; batch];
@@ -305,7 +307,10 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
         let follows = |i| ahead.then_some(i);
         let items = caches.iter_mut().zip(ids).enumerate();
         sampling.begin(
-            &mut items.map(|(i, (cache, ids))| Item { cache, ids, follows: follows(i), want }).collect::<Vec<_>>(),
+            &mut items.map(|(i, (cache, ids))| {
+                let adapter = if lora { adapters.get(i % 8) } else { None };
+                Item { cache, ids, follows: follows(i), want, adapter }
+            }).collect::<Vec<_>>(),
         )
     };
     let mut times = Vec::new();
@@ -338,13 +343,30 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let read = dims.parameters() + batch * (len + 24) * 2 * dims.layers * dims.kv_width();
     let (waited, ahead) = (median(&mut times), median(&mut ahead));
     println!(
-        "DECODE {batch} sequences behind {len}{}: {waited:.3} ms a step, {ahead:.3} ms begun ahead, {:.0} tok/s, {:.1} % of \
+        "DECODE {batch} sequences behind {len}{}{}: {waited:.3} ms a step, {ahead:.3} ms begun ahead, {:.0} tok/s, {:.1} % of \
          4.8 TB/s",
         if filters { " filtered" } else { "" },
+        if lora { " with adapters" } else { "" },
         batch as f64 / ahead * 1e3,
         100.0 * 2.0 * read as f64 / (ahead * 1e-3) / 4.8e12
     );
     Ok(())
+}
+
+/// Additions of rank 16 to every matrix.
+fn low_ranks(d: &Dims) -> Vec<AdapterLayer> {
+    let pair = |out: usize, input: usize| Some(LowRank { a: vec![0.01; 16 * input], b: vec![0.01; out * 16], rank: 16 });
+    let (h, q, kv, f) = (d.hidden, d.q_width(), d.kv_width(), d.ffn);
+    let layer = |_| AdapterLayer {
+        q: pair(q, h),
+        k: pair(kv, h),
+        v: pair(kv, h),
+        o: pair(h, q),
+        gate: pair(f, h),
+        up: pair(f, h),
+        down: pair(h, f),
+    };
+    (0..d.layers).map(layer).collect()
 }
 
 fn prefill(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
@@ -358,7 +380,7 @@ fn prefill(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done 
         let mut caches: Caches = (0..batch).map(|_| sampling.new_cache(&meter)).collect();
         let clock = Instant::now();
         for ids in prompt.chunks(len.div_ceil(parts).max(1)) {
-            let items = caches.iter_mut().map(|cache| Item { cache, ids, follows: None, want });
+            let items = caches.iter_mut().map(|cache| Item { cache, ids, follows: None, want, adapter: None });
             sampling.extend(&mut items.collect::<Vec<_>>())?;
         }
         times.push(ms(clock));
@@ -382,7 +404,7 @@ fn updates(c: &Arc<Context>, dims: &Dims, weights: &Grads, count: &str) -> Done 
     let step = |sampling: &Sampling<bf16>, caches: &mut Caches| {
         // Not longer and longer.
         caches.iter_mut().for_each(|cache| cache.truncate(128));
-        let items = caches.iter_mut().map(|cache| Item { cache, ids: &[5], follows: None, want });
+        let items = caches.iter_mut().map(|cache| Item { cache, ids: &[5], follows: None, want, adapter: None });
         sampling.begin(&mut items.collect::<Vec<_>>())
     };
     let adam = AdamStep { lr: 1e-6, beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.0, step: 0 };

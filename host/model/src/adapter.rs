@@ -8,6 +8,8 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The settings' file.
@@ -24,6 +26,9 @@ pub struct Adapter {
     id: u64,
     rank: usize,
     layers: Vec<AdapterLayer>,
+    /// For who keeps something for it.
+    #[cfg(feature = "cuda")]
+    alive: Arc<()>,
 }
 
 #[derive(Deserialize)]
@@ -51,7 +56,13 @@ impl Adapter {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let ranks = layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]).flatten();
         let rank = ranks.map(|pair| pair.rank).max().unwrap_or(0);
-        Adapter { id: NEXT.fetch_add(1, Ordering::Relaxed), rank, layers }
+        Adapter {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            rank,
+            layers,
+            #[cfg(feature = "cuda")]
+            alive: Arc::default(),
+        }
     }
 
     /// Loads a folder as PEFT writes it, for a model of this shape.
@@ -96,6 +107,12 @@ impl Adapter {
     /// A number that no other adapter of this process has.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Upgrades as long as the adapter is there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn alive(&self) -> std::sync::Weak<()> {
+        Arc::downgrade(&self.alive)
     }
 
     /// Its largest rank.

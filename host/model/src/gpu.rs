@@ -49,6 +49,16 @@ pub struct GpuOptions {
     pub tokens: usize,
 }
 
+/// What the bits of a GPU's results must not depend on, at some cost; by default nothing is promised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bits {
+    /// The same inputs give the same bits each time.
+    pub deterministic: bool,
+    /// In a forward pass a token's bits depend on its document's prefix only: not on what else is in the batch, how the prompt was
+    /// split, or whether it is sampled or trained.
+    pub exact: bool,
+}
+
 /// An opened GPU with a stream to train and one to sample on.
 #[derive(Clone)]
 pub struct Gpu {
@@ -58,13 +68,12 @@ pub struct Gpu {
 
 impl Gpu {
     /// Opens a GPU by its index. `cache` is a folder for compiled kernels; without it they are compiled at each start.
-    /// `deterministic` asks for kernels that give the same bits for the same inputs, at some cost.
     ///
     /// # Errors
     /// A build without CUDA, a missing library, no such GPU.
     #[cfg(feature = "cuda")]
-    pub fn open(index: usize, cache: Option<&Path>, deterministic: bool) -> Result<Gpu, ModelError> {
-        Ok(Gpu { opened: passes::Opened::new(index, cache, deterministic)? })
+    pub fn open(index: usize, cache: Option<&Path>, bits: Bits) -> Result<Gpu, ModelError> {
+        Ok(Gpu { opened: passes::Opened::new(index, cache, bits)? })
     }
 
     /// Opens a GPU by its index: not in this build.
@@ -72,7 +81,7 @@ impl Gpu {
     /// # Errors
     /// Always.
     #[cfg(not(feature = "cuda"))]
-    pub fn open(index: usize, _cache: Option<&Path>, _deterministic: bool) -> Result<Gpu, ModelError> {
+    pub fn open(index: usize, _cache: Option<&Path>, _bits: Bits) -> Result<Gpu, ModelError> {
         Err(ModelError::Device {
             device: format!("cuda:{index}"),
             reason: "this binary was built without CUDA; build it with `--features cuda`, or use the device `cpu`"

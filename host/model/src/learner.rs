@@ -191,6 +191,9 @@ enum Side {
     Gpu(Box<dyn GpuPasses>),
 }
 
+/// Short rows are packed together up to so many tokens on a GPU.
+const GPU_PASS_TOKENS: usize = 2048;
+
 /// The model being trained: parameters, and gradients that add up over backward passes until they are used.
 pub struct Learner {
     config: Arc<ModelConfig>,
@@ -220,6 +223,14 @@ impl Learner {
     pub fn on_gpu(decoder: Decoder, gpu: &Gpu, options: &GpuOptions) -> Result<Learner, ModelError> {
         let config = decoder.config().clone();
         Ok(Learner { config, side: Side::Gpu(gpu.learner(decoder, options)?), last: None })
+    }
+
+    /// Tokens that go into a pass, where rows are of at most `row` tokens: a GPU is not busy with fewer than some thousand.
+    pub fn pass_tokens(&self, row: usize) -> usize {
+        match self.side {
+            Side::Gpu(_) => row.max(GPU_PASS_TOKENS),
+            Side::Host(_) => row,
+        }
     }
 
     /// The model's shape.

@@ -26,7 +26,7 @@ pub use device::Device;
 pub use error::ModelError;
 pub use folder::{COMPANION_FILES, Precision, SaveOptions};
 pub use fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
-pub use gpu::{Arithmetic, Gpu, GpuOptions, Recompute};
+pub use gpu::{Arithmetic, Bits, Gpu, GpuOptions, Recompute};
 pub use hub::{HubOptions, resolve};
 // The products of the CPU's kernels, for whoever computes with a model's matrices.
 pub use learner::{HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};

@@ -27,7 +27,7 @@ pub struct TrainerParts {
     pub scheduler: Scheduler,
     /// Steps of the run, for schedules that end.
     pub max_steps: Option<u64>,
-    /// Tokens of one forward pass; longer samples are cut.
+    /// Tokens of a packed row; longer samples are cut. A GPU takes several short rows in one pass.
     pub seq_len: usize,
     /// The device's peak, floating-point operations per second, when known; gives `perf/mfu`.
     pub peak_flops: Option<f64>,
@@ -134,7 +134,7 @@ impl Trainer {
         self.custom.iter_mut().for_each(Custom::begin);
         let lens: Vec<usize> = members.iter().map(|m| m.item.sample.len()).collect();
         let mut seen: Vec<Option<Seen>> = members.iter().map(|_| None).collect();
-        for bin in pack(&lens, self.parts.seq_len) {
+        for bin in pack(&lens, self.learner.pass_tokens(self.parts.seq_len)) {
             let done = match self.stop.as_ref().is_some_and(|asked| asked()) {
                 true => Err(TrainerError::Stopped),
                 false => self.micro_step((step, &counts), &members, &bin, &mut seen),

@@ -3,6 +3,7 @@
 
 use crate::machine::gib;
 use prl_kernels::libraries::{self, Driver, Found, GpuInfo, LibraryError, Part as Library};
+use prl_model::Bits;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -106,7 +107,7 @@ pub fn look(open: bool, tell: &mut impl FnMut(Told)) {
     );
     if open && complete {
         tell(Told::Next("opening cuda:0".into()));
-        let opened = prl_model::Gpu::open(0, crate::compute::kernel_cache().as_deref(), false);
+        let opened = prl_model::Gpu::open(0, crate::compute::kernel_cache().as_deref(), Bits::default());
         tell(Told::Part(match opened {
             Ok(_) => Part::found("opening cuda:0", "a run could begin".into()),
             Err(error) => {

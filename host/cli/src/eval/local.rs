@@ -12,8 +12,8 @@ use crate::signals;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_config::Kernels;
-use prl_inference::{Decode, Engine, EngineConfig};
-use prl_model::HubOptions;
+use prl_inference::{Decode, Engine};
+use prl_model::{Bits, HubOptions};
 use prl_orchestrator::{
     Algorithm, Deps, EvalEnv, Observer, Purpose, Sampling, Scored, Settings, State, StepReport, TrainDeps, TrainEnv,
     TrainReport, Trainer,
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Samples the model's rollouts.
 pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
     let dir = model_dir(&asked.model)?;
-    let mut compute = Compute::open(asked.device, Kernels::Fast, false)?;
+    let mut compute = Compute::open(asked.device, Kernels::Fast, Bits::default())?;
     let decoder = assets::decoder(&dir, None, compute.home())?;
     let rendering = prl_config::Renderer::default();
     let renderer = assets::renderer(&dir, None, &rendering, &decoder)?;
@@ -39,7 +39,8 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
         )));
     }
     let snapshot = compute.sampler(decoder, context)?.snapshot().map_err(Failure::run)?;
-    let limits = EngineConfig::new(asked.max_concurrent as usize, context);
+    let tokens = crate::inference::batched_tokens(None, compute.on_gpu());
+    let limits = crate::inference::limits(asked.max_concurrent as usize, context, tokens, None);
     let engine = Engine::start(snapshot, PolicyVersion(0), limits).map_err(Failure::input)?;
     let decoded = renderer.clone();
     let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());

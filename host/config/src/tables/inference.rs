@@ -63,8 +63,8 @@ macro_rules! inference_section {
                 $($own)*
                 /// Most requests decoded together (not in prime-rl).
                 max_num_seqs: usize = 128 => [Min(1.0)];
-                /// Most prompt tokens that go through the model in one step, beside the requests that decode (not in prime-rl).
-                max_num_batched_tokens: usize = 2048 => [Min(1.0)];
+                /// Most prompt tokens that go through the model in one step, beside the requests that decode; none means 8192 on a GPU and 2048 on the CPU (not in prime-rl).
+                max_num_batched_tokens: Option<usize> = None => [Min(1.0)];
                 /// Keep what past requests computed for those that begin like them; none means that it is kept.
                 enable_prefix_caching: Option<bool> = None;
                 /// Memory for keys and values, 2^30 bytes; none means no bound in `prl rl`, and what is free in `prl inference` (not in prime-rl).
@@ -107,7 +107,7 @@ inference_section! {
         device: Device = Device::Auto;
         /// Which implementation of the model computes (not in prime-rl).
         kernels: Kernels = Kernels::Fast;
-        /// Whether a request's tokens must not depend on what runs beside it. On the CPU they never do; on a GPU it cannot be asked for yet (not in prime-rl).
+        /// Whether a request's tokens must not depend on what runs beside it. On the CPU they never do; on a GPU it costs speed (not in prime-rl).
         exact: Option<bool> = None;
         /// The model.
         model: ServedModel = ServedModel::default();
@@ -117,7 +117,7 @@ inference_section! {
         server: Server = Server::default();
         /// Most requests that wait; further ones are refused with status 503 (not in prime-rl).
         max_waiting: usize = 4096 => [Min(1.0)];
-        /// Whether LoRA adapters may be loaded; on the CPU.
+        /// Whether LoRA adapters may be loaded.
         enable_lora: bool = false;
         /// Most adapters that are loaded at a time.
         max_loras: usize = 8 => [Min(1.0)];

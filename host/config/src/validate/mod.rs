@@ -13,7 +13,7 @@ pub(crate) use sft::sft;
 pub(crate) use trainer::trainer;
 
 use crate::loaded::Validator;
-use crate::tables::{AcMode, Optim, Renderer, RendererName, Scheduler, TrainerModel};
+use crate::tables::{AcMode, Kernels, Optim, Renderer, RendererName, Scheduler, TrainerModel};
 
 /// Selective recomputation must recompute something. `prefix` is `trainer.` or empty.
 fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
@@ -22,6 +22,14 @@ fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
         let (key, mode) = (format!("{prefix}model.ac.targets"), format!("{prefix}model.ac.mode"));
         let message = format!("`{key}` is empty, so `{mode} = \"selective\"` would recompute nothing: name a target");
         v.fail(&[&key, &mode], message);
+    }
+}
+
+/// Only our own kernels promise bits.
+fn exact(asked: bool, kernels: Kernels, v: &mut Validator<'_>) {
+    if asked && kernels == Kernels::Reference {
+        let message = "`exact = true` needs `kernels = \"fast\"`: the reference kernels promise no bits";
+        v.fail(&["exact", "kernels"], message);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rules of `prl rl`.
 
-use super::{clean_or_resume, fresh, model, optim, renderer, scheduler};
+use super::{clean_or_resume, exact, fresh, model, optim, renderer, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
 use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
@@ -16,6 +16,7 @@ const GROUP_RELATIVE: &[&str] = &["grpo", "max_rl", "echo"];
 /// Reports what does not fit together.
 pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     components(config, v);
+    exact(config.exact, config.kernels, v);
     let orchestrator = &config.orchestrator;
     batch(orchestrator, v);
     groups(orchestrator, v);

@@ -37,6 +37,7 @@ __device__ __forceinline__ Eight pack8(const float* x) {
 __device__ __forceinline__ float2 load2(const real* p) { return *(const float2*)p; }
 __device__ __forceinline__ void store4(real* p, const float* x) { *(float4*)p = make_float4(x[0], x[1], x[2], x[3]); }
 __device__ __forceinline__ real to_real(float x) { return x; }
+__device__ __forceinline__ float of_real(real x) { return x; }
 __device__ __forceinline__ float exp_real(float x) { return expf(x); }
 #else
 typedef bf16 real;
@@ -60,6 +61,7 @@ __device__ __forceinline__ void store4(real* p, const float* x) {
     *(uint2*)p = make_uint2(pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
 }
 __device__ __forceinline__ real to_real(float x) { return to_bf16(x); }
+__device__ __forceinline__ float of_real(real x) { return to_f32(x); }
 // Rounding hides what this is off by.
 __device__ __forceinline__ float exp_real(float x) { return __expf(x); }
 #endif

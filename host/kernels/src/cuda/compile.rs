@@ -41,6 +41,8 @@ pub(super) enum Source {
     Few,
     /// Products of any number of rows with the same bits, bf16.
     Chain,
+    /// Low-rank additions.
+    LowRank(Precision),
 }
 
 const COMMON: &str = include_str!("common.cuh");
@@ -53,6 +55,7 @@ impl Source {
             Self::Draw => concat!(include_str!("filter.cuh"), include_str!("draw.cu")),
             Self::Few => include_str!("few.cu"),
             Self::Chain => include_str!("chain.cu"),
+            Self::LowRank(_) => include_str!("low_rank.cu"),
             Self::Attention(_) => {
                 concat!(include_str!("tiles.cuh"), include_str!("softmax.cuh"), include_str!("attention.cu"))
             }
@@ -78,7 +81,7 @@ impl Source {
         // Warpgroup products exist only for the architecture's own target.
         let own = if matches!(self, Self::AttentionHopper(_)) { "a" } else { "" };
         let mut out = vec![format!("--gpu-architecture={arch}{own}"), "--std=c++17".to_owned()];
-        if let Self::Rows(p) | Self::Step(p) | Self::Decode(p, _) = self
+        if let Self::Rows(p) | Self::Step(p) | Self::LowRank(p) | Self::Decode(p, _) = self
             && p == Precision::Exact
         {
             out.push("-DREAL_F32".to_owned());

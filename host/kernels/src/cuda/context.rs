@@ -214,7 +214,7 @@ impl Context {
         sources.extend(half.then_some(if self.exact { Source::Chain } else { Source::Few }));
         for (wanted, p) in [(half, bf16::PRECISION), (exact, f32::PRECISION)] {
             if wanted {
-                sources.extend([Source::Rows(p), Source::Step(p)]);
+                sources.extend([Source::Rows(p), Source::Step(p), Source::LowRank(p)]);
                 sources.extend(head_dims.iter().flat_map(|d| {
                     [self.attention_source(p, *d), self.attention_forward_source(p, *d), Source::Decode(p, *d)]
                 }));

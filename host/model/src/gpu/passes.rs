@@ -1,22 +1,23 @@
 //! The kernels' decoder as learner and snapshot. Owns opening a GPU, the self-test before it is trusted, and the way between
 //! rows of a batch and the kernels' targets; must not know operations or how memory is laid out.
 
-use super::{Arithmetic, GpuOptions, Recompute};
+use super::{Arithmetic, Bits, GpuOptions, Recompute};
 use crate::fast::dims;
 use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 use crate::learner::{GpuPasses, Rows, inverse};
-use crate::sample::{CacheKind, check_ids, check_no_adapter};
+use crate::sample::{CacheKind, check_ids};
 use crate::{
-    Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Score, Snapshot, Underway, Want,
+    Adapter, Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Score, Snapshot, Underway, Want,
 };
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
 };
-use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, UsedBytes, bf16};
+use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, LowRanks, UsedBytes, bf16};
 use prl_kernels::{Meter, Rope};
 use prl_types::TokenId;
 use std::path::Path;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Streams of one GPU.
 #[derive(Clone)]
@@ -41,10 +42,11 @@ fn failed(e: CudaError) -> ModelError {
 }
 
 impl Opened {
-    pub fn new(index: usize, cache: Option<&Path>, deterministic: bool) -> Result<Self, ModelError> {
+    pub fn new(index: usize, cache: Option<&Path>, bits: Bits) -> Result<Self, ModelError> {
         let open = || {
             let context = Context::new(index, cache).map_err(device(index))?;
-            Ok::<_, ModelError>(Arc::new(if deterministic { context.deterministic() } else { context }))
+            let context = if bits.deterministic { context.deterministic() } else { context };
+            Ok::<_, ModelError>(Arc::new(if bits.exact { context.exact() } else { context }))
         };
         Ok(Opened { training: open()?, sampling: open()?, index })
     }
@@ -104,6 +106,7 @@ struct Trained<T: Element> {
     training: Training<T>,
     sampling: Arc<Context>,
     workspace: Workspace,
+    adapters: Arc<Brought<T>>,
     /// Per row of the last batch, its place among the targets.
     places: Vec<Option<usize>>,
 }
@@ -150,6 +153,7 @@ impl<T: Stored> Trained<T> {
             training,
             sampling: opened.sampling.clone(),
             workspace: Workspace::default(),
+            adapters: Arc::default(),
             places: Vec::new(),
         })
     }
@@ -217,7 +221,7 @@ impl<T: Stored> GpuPasses for Trained<T> {
         let _alone = decoder::setting_up();
         let weights = self.training.weights().map_err(failed)?;
         let sampling = Sampling::new(self.sampling.clone(), weights, self.workspace.clone()).map_err(failed)?;
-        Ok(Arc::new(Sampled { config: self.config.clone(), sampling }))
+        Ok(Arc::new(Sampled { config: self.config.clone(), sampling, adapters: self.adapters.clone() }))
     }
 
     fn wait(&self) -> Result<(), ModelError> {
@@ -278,6 +282,30 @@ impl<T: Stored> FusedAdamW for Trained<T> {
 struct Sampled<T: Element> {
     config: Arc<ModelConfig>,
     sampling: Sampling<T>,
+    adapters: Arc<Brought<T>>,
+}
+
+/// Adapters that were brought to the GPU, by their numbers, as long as they are there. Whoever samples lets them go, so that nothing
+/// is freed while a step is being recorded.
+struct Brought<T>(Mutex<HashMap<u64, (Weak<()>, Arc<LowRanks<T>>)>>);
+
+impl<T> Default for Brought<T> {
+    fn default() -> Self {
+        Brought(Mutex::default())
+    }
+}
+
+impl<T: Element> Brought<T> {
+    fn of(&self, adapter: &Adapter, sampling: &Sampling<T>) -> Result<Arc<LowRanks<T>>, ModelError> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, (alive, _)| alive.strong_count() > 0);
+        if let Some((_, there)) = all.get(&adapter.id()) {
+            return Ok(there.clone());
+        }
+        let brought = Arc::new(sampling.bring(adapter.layers()).map_err(failed)?);
+        all.insert(adapter.id(), (adapter.alive(), brought.clone()));
+        Ok(brought)
+    }
 }
 
 impl<T: Stored> Snapshot for Sampled<T> {
@@ -289,6 +317,10 @@ impl<T: Stored> Snapshot for Sampled<T> {
         Cache(T::wrap(self.sampling.new_cache(meter)))
     }
 
+    fn takes_adapters(&self) -> bool {
+        true
+    }
+
     fn runs_ahead(&self) -> bool {
         true
     }
@@ -298,13 +330,16 @@ impl<T: Stored> Snapshot for Sampled<T> {
     }
 
     fn begin(&self, batch: &mut [Extend<'_>], follows: &[Option<usize>]) -> Result<Box<dyn Underway>, ModelError> {
+        let adapters = batch
+            .iter()
+            .map(|item| item.adapter.map(|adapter| self.adapters.of(adapter, &self.sampling)).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
         let mut items = Vec::with_capacity(batch.len());
-        for (n, item) in batch.iter_mut().enumerate() {
+        for (n, (item, adapter)) in batch.iter_mut().zip(&adapters).enumerate() {
             if item.ids.is_empty() {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, &self.config)?;
-            check_no_adapter(item.adapter)?;
             let Some(cache) = T::of(&mut item.cache.0) else {
                 return Err(ModelError::Input("a cache of another implementation given to the GPU's".into()));
             };
@@ -320,7 +355,8 @@ impl<T: Stored> Snapshot for Sampled<T> {
                     decoder::Want::Scores { labels, inv_temp: inverse(temperature), most }
                 }
             };
-            items.push(Item { cache, ids: item.ids, follows: follows.get(n).copied().flatten(), want });
+            let follows = follows.get(n).copied().flatten();
+            items.push(Item { cache, ids: item.ids, follows, want, adapter: adapter.as_deref() });
         }
         Ok(Box::new(Begun(self.sampling.begin(&mut items).map_err(failed)?)))
     }

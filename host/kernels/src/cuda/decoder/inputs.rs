@@ -15,6 +15,8 @@ pub(super) struct Counts {
     pub wanted: usize,
     /// Rows whose logits are only looked at.
     pub scored: usize,
+    /// The largest rank of an adapter, or 0 without adapters.
+    pub rank: usize,
 }
 
 /// The contents, on the host.
@@ -27,6 +29,10 @@ pub(super) struct Inputs {
     /// Of each sequence: the address of its table of pages, and the positions they have room for.
     pub tables: Vec<u64>,
     pub capacities: Vec<i32>,
+    /// Of each sequence: the address of its adapter's table, or 0.
+    pub adapters: Vec<u64>,
+    /// The largest rank of those.
+    pub rank: usize,
     /// Rows that tokens are drawn from, and behind them rows whose logits are wanted.
     pub wanted: Vec<i32>,
     /// How tokens are drawn from each of the former.
@@ -51,6 +57,7 @@ pub(super) struct Views<'a> {
     pub seq: CudaView<'a, i32>,
     pub tables: CudaView<'a, u64>,
     pub capacities: CudaView<'a, i32>,
+    pub adapters: CudaView<'a, u64>,
     pub wanted: CudaView<'a, i32>,
     pub inv_temp: CudaView<'a, f32>,
     pub uniform: CudaView<'a, f64>,
@@ -65,10 +72,10 @@ pub(super) struct Views<'a> {
 
 impl Counts {
     /// Bytes of the parts in the order in which they lie, the widest elements first.
-    fn parts(self) -> [usize; 14] {
-        let Counts { rows, sequences, wanted, scored } = self;
+    fn parts(self) -> [usize; 15] {
+        let Counts { rows, sequences, wanted, scored, .. } = self;
         let (r, s, w, l) = (4 * rows, 4 * sequences, 4 * wanted, 4 * scored);
-        [2 * s, 2 * w, r, r, r, s, w, w, w, w, w, l, l, l]
+        [2 * s, 2 * s, 2 * w, r, r, r, s, w, w, w, w, w, l, l, l]
     }
 
     /// Bytes of a block up to where pages come.
@@ -84,6 +91,7 @@ impl Inputs {
             sequences: self.tables.len(),
             wanted: self.wanted.len(),
             scored: self.scored.len(),
+            rank: self.rank,
         }
     }
 
@@ -94,6 +102,7 @@ impl Inputs {
         self.seq.resize(to.rows, -1);
         self.tables.resize(to.sequences, 0);
         self.capacities.resize(to.sequences, 0);
+        self.adapters.resize(to.sequences, 0);
         self.wanted.resize(to.wanted, 0);
         self.scored.resize(to.scored, 0);
         self.complete();
@@ -120,6 +129,7 @@ impl Inputs {
     pub fn pack(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.bytes());
         out.extend(self.tables.iter().flat_map(|x| x.to_ne_bytes()));
+        out.extend(self.adapters.iter().flat_map(|x| x.to_ne_bytes()));
         out.extend(self.uniform.iter().flat_map(|x| x.to_ne_bytes()));
         let ints = |out: &mut Vec<u8>, part: &[i32]| out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
         let floats = |out: &mut Vec<u8>, part: &[f32]| out.extend(part.iter().flat_map(|x| x.to_ne_bytes()));
@@ -150,6 +160,7 @@ impl<'a> Views<'a> {
         };
         let [
             tables,
+            adapters,
             uniform,
             ids,
             positions,
@@ -166,6 +177,7 @@ impl<'a> Views<'a> {
         ] = counts.parts().map(&mut next);
         Ok(Views {
             tables: part(block, tables)?,
+            adapters: part(block, adapters)?,
             uniform: part(block, uniform)?,
             ids: part(block, ids)?,
             positions: part(block, positions)?,
@@ -198,8 +210,8 @@ mod tests {
     #[test]
     fn blocks_are_as_long_as_their_counts_say_and_aligned() {
         let mut inputs =
-            Inputs { ids: vec![1, 2, 3], tables: vec![9], wanted: vec![2], scored: vec![1], ..Inputs::default() };
-        let to = Counts { rows: 5, sequences: 4, wanted: 3, scored: 2 };
+            Inputs { ids: vec![1, 2, 3], tables: vec![9], adapters: vec![0], wanted: vec![2], scored: vec![1], ..Inputs::default() };
+        let to = Counts { rows: 5, sequences: 4, wanted: 3, scored: 2, rank: 0 };
         inputs.pad(to);
         assert_eq!(inputs.counts(), to);
         assert_eq!(inputs.pack().len(), to.bytes());

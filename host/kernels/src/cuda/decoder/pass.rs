@@ -97,6 +97,10 @@ impl Pass {
             let found = item.cache.grow(c, item.ids.len(), &mut inputs.pages)?;
             inputs.tables.push(found.table);
             inputs.capacities.push(found.capacity as i32);
+            inputs.adapters.push(item.adapter.map_or(0, |adapter| adapter.table(c)));
+            // Few ranks, so that few shapes are recorded.
+            let rank = item.adapter.map_or(0, |adapter| adapter.rank().next_power_of_two().max(8));
+            inputs.rank = inputs.rank.max(rank);
             last[i] = inputs.ids.len() as i32 - 1;
         }
         let mut pass =
@@ -173,13 +177,13 @@ impl Pass {
 
     /// Makes it one of the few shapes that are recorded: a number of rows, all of which read caches.
     fn round_up(&mut self) {
-        let Counts { rows, sequences, wanted, .. } = self.inputs.counts();
+        let Counts { rows, sequences, wanted, rank, .. } = self.inputs.counts();
         let coarse = |n: usize| if n == 0 { 0 } else { n.next_power_of_two().max(16) };
         // The step that comes again and again has one new token for each sequence and something wanted of it.
         let steady = rows == sequences && rows == wanted;
         let Some(to) = bucket(rows).map(|fine| if steady { fine } else { coarse(rows) }) else { return };
         let wanted = if steady { to } else { coarse(wanted).min(to) };
-        self.inputs.pad(Counts { rows: to, sequences: to, wanted, scored: 0 });
+        self.inputs.pad(Counts { rows: to, sequences: to, wanted, scored: 0, rank });
         self.cached = to;
         self.longest = self.longest.next_power_of_two().max(512);
         self.recorded = true;
@@ -196,7 +200,7 @@ impl Pass {
                 256
             })
         };
-        let Counts { rows, sequences, wanted, scored } = self.inputs.counts();
-        self.inputs.pad(Counts { rows: up(rows), sequences, wanted: up(wanted), scored: up(scored) });
+        let Counts { rows, sequences, wanted, scored, rank } = self.inputs.counts();
+        self.inputs.pad(Counts { rows: up(rows), sequences, wanted: up(wanted), scored: up(scored), rank });
     }
 }

@@ -3,8 +3,8 @@
 //! Owns what is computed from what. Must not know who asked for it or where answers go.
 
 use crate::cuda::{
-    Attention, CacheRows, Context, CudaError, CudaSlice, CudaView, Element, In, Matrix, Onto, QueryTiles, RopeTable,
-    Tiles,
+    AddedTo, Attention, CacheRows, Context, CudaError, CudaSlice, CudaView, Element, In, LowRankRows, Matrix, Onto, Out,
+    QueryTiles, RopeTable, Tiles,
 };
 
 use super::arena::{Arena, Region, bytes};
@@ -45,6 +45,7 @@ pub(super) struct Regions<'a, T> {
     gate_up: Region<'a, T>,
     act: Region<'a, T>,
     lse: Region<'a, f32>,
+    low: Region<'a, f32>,
     scratch: Region<'a, f32>,
     last: Region<'a, T>,
     hidden: Region<'a, T>,
@@ -59,9 +60,9 @@ impl<T: Element> Sampling<T> {
     }
 
     /// Elements of each of [`Regions`], and an element's bytes.
-    fn region_lens(&self, pass: &Pass) -> [(usize, usize); 17] {
+    fn region_lens(&self, pass: &Pass) -> [(usize, usize); 18] {
         let (layout, d) = (&self.weights.layout, &self.weights.layout.dims);
-        let Counts { rows, wanted, scored, .. } = pass.inputs.counts();
+        let Counts { rows, wanted, scored, rank, .. } = pass.inputs.counts();
         let heads = wanted.max(scored.min(SCORED_ROWS));
         let row = |width: usize| (rows * width, size_of::<T>());
         let float = |len: usize| (len, 4);
@@ -78,6 +79,7 @@ impl<T: Element> Sampling<T> {
             row(2 * d.ffn),
             row(d.ffn),
             float(d.heads * pass.fresh_tokens()),
+            float(self.c.low_rank_scratch(rows, rank)),
             float(self.c.cache_attention_scratch(self.cache_layout(), slab, pass.longest)),
             (heads * d.hidden, size_of::<T>()),
             (heads * d.hidden, size_of::<T>()),
@@ -91,7 +93,7 @@ impl<T: Element> Sampling<T> {
     pub(super) fn regions<'a>(&self, pass: &Pass, arena: &'a mut Arena) -> Result<Regions<'a, T>, CudaError> {
         let mut carver = arena.carve();
         let lens = self.region_lens(pass).map(|(len, _)| len);
-        let [x, mid, y, rstd, qkv, q, k, out, gate_up, act, lse, scratch, last, hidden, logits, ids, scores] = lens;
+        let [x, mid, y, rstd, qkv, q, k, out, gate_up, act, lse, low, scratch, last, hidden, logits, ids, scores] = lens;
         Ok(Regions {
             x: carver.take(x)?,
             mid: carver.take(mid)?,
@@ -104,6 +106,7 @@ impl<T: Element> Sampling<T> {
             gate_up: carver.take(gate_up)?,
             act: carver.take(act)?,
             lse: carver.take(lse)?,
+            low: carver.take(low)?,
             scratch: carver.take(scratch)?,
             last: carver.take(last)?,
             hidden: carver.take(hidden)?,
@@ -125,7 +128,7 @@ impl<T: Element> Sampling<T> {
     ) -> Result<(), CudaError> {
         let (c, layout) = (&*self.c, &self.weights.layout);
         let d = &layout.dims;
-        let Counts { rows: n, wanted, .. } = pass.inputs.counts();
+        let Counts { rows: n, wanted, rank, .. } = pass.inputs.counts();
         let (h, f) = (d.hidden, d.ffn);
         let (q_width, kv_width, width) = (d.q_width(), d.kv_width(), layout.qkv_width());
         let matrices = self.weights.matrices().as_view();
@@ -138,6 +141,8 @@ impl<T: Element> Sampling<T> {
             seq: &inputs.seq,
             position: &inputs.positions,
         };
+        let added = |layer| LowRankRows { adapters: &inputs.adapters, seq: &inputs.seq, rank, layer };
+        let (qkv, up) = (AddedTo::Qkv([q_width, kv_width, kv_width]), AddedTo::GateUp(f));
         c.take(&inputs.ids, drawn, &mut r.ids)?;
         c.embed(h, &matrices.slice(layout.embed.clone()), &r.ids, &mut r.x)?;
         for (i, spans) in layout.layers.iter().enumerate() {
@@ -146,6 +151,10 @@ impl<T: Element> Sampling<T> {
             c.gemm([n, width, h], Matrix::new(&r.y, h), Matrix::t(&w.qkv, h), &mut r.qkv, width, Onto::Nothing)?;
             if let Some(bias) = &w.bias {
                 c.add_bias([n, width], &mut r.qkv, bias)?;
+            }
+            if rank > 0 {
+                // SAFETY: items hold their adapters, which are of this decoder's shape.
+                unsafe { c.add_low_rank(n, added(i), (&r.y, h, h), (&mut r.qkv, width), qkv, &mut r.low)? };
             }
             let norms = w.head_norms.as_ref().map(|n| [&n[0] as In<'_, f32>, &n[1]]);
             c.rope(shape, &r.qkv, norms, table, &inputs.positions, (&mut r.q, &mut r.k))?;
@@ -178,14 +187,28 @@ impl<T: Element> Sampling<T> {
             }
             let (out, o) = (Matrix::new(&r.out, q_width), Matrix::t(&w.o, q_width));
             c.gemm([n, h, q_width], out, o, &mut r.mid, h, Onto::Other(&r.x))?;
+            if rank > 0 {
+                let (x, y) = ((&r.out as In<'_, T>, q_width, q_width), (&mut r.mid as Out<'_, T>, h));
+                // SAFETY: as above.
+                unsafe { c.add_low_rank(n, added(i), x, y, AddedTo::O(h), &mut r.low)? };
+            }
             c.rms_norm([n, h], d.norm_eps, &r.mid, None, &w.post_norm, &mut r.y, &mut r.rstd)?;
-            if c.is_exact() || !c.few_swiglu([n, f, h], &r.y, &w.gate_up, &mut r.act)? {
-                let up = Matrix::t(&w.gate_up, h);
-                c.gemm([n, 2 * f, h], Matrix::new(&r.y, h), up, &mut r.gate_up, 2 * f, Onto::Nothing)?;
+            if c.is_exact() || rank > 0 || !c.few_swiglu([n, f, h], &r.y, &w.gate_up, &mut r.act)? {
+                let gate_up = Matrix::t(&w.gate_up, h);
+                c.gemm([n, 2 * f, h], Matrix::new(&r.y, h), gate_up, &mut r.gate_up, 2 * f, Onto::Nothing)?;
+                if rank > 0 {
+                    // SAFETY: as above.
+                    unsafe { c.add_low_rank(n, added(i), (&r.y, h, h), (&mut r.gate_up, 2 * f), up, &mut r.low)? };
+                }
                 c.swiglu([n, f], &r.gate_up, &mut r.act)?;
             }
             let down = Matrix::t(&w.down, f);
             c.gemm([n, h, f], Matrix::new(&r.act, f), down, &mut r.x, h, Onto::Other(&r.mid))?;
+            if rank > 0 {
+                let (x, y) = ((&r.act as In<'_, T>, f, f), (&mut r.x as Out<'_, T>, h));
+                // SAFETY: as above.
+                unsafe { c.add_low_rank(n, added(i), x, y, AddedTo::Down(h), &mut r.low)? };
+            }
         }
         match wanted {
             0 => Ok(()),

@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::Meter;
+use crate::{AdapterLayer, Meter};
 use crate::cuda::context::driver;
-use crate::cuda::{CacheLayout, Context, CudaError, CudaSlice, DrawRows, Element, RopeTable, check};
+use crate::cuda::{CacheLayout, Context, CudaError, CudaSlice, DrawRows, Element, LowRanks, RopeTable, check};
 
 use super::arena::Arena;
 use super::cache::Cache;
@@ -31,6 +31,8 @@ pub struct Item<'a, T> {
     pub follows: Option<usize>,
     /// What is wanted of the token that follows.
     pub want: Want<'a>,
+    /// What is added to the weights for it, from [`Sampling::bring`].
+    pub adapter: Option<&'a LowRanks<T>>,
 }
 
 /// What an item wants of the distribution of the token that follows its last one.
@@ -190,6 +192,18 @@ impl<T: Element> Sampling<T> {
     pub(super) fn cache_layout(&self) -> CacheLayout {
         let d = &self.weights.layout.dims;
         CacheLayout { heads: d.heads, kv_heads: d.kv_heads, dim: d.head_dim }
+    }
+
+    /// An adapter on the GPU, for items.
+    ///
+    /// # Errors
+    /// A factor of another shape than the decoder's matrices have, not enough memory.
+    pub fn bring(&self, adapter: &[AdapterLayer]) -> Result<LowRanks<T>, CudaError> {
+        let d = &self.weights.layout.dims;
+        for layer in adapter {
+            layer.validate(d).map_err(|e| CudaError::Shape { op: "adapter", what: e.to_string() })?;
+        }
+        LowRanks::new(&self.c, adapter, d.layers)
     }
 
     /// An empty cache for one sequence.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::cuda::{AdamStep, Context, CudaError, Element};
 use crate::weights::{Dims, Grads, Rope};
-use crate::{ExtendItem, HeadStats, KvCache, Meter};
+use crate::{AdapterLayer, ExtendItem, HeadStats, KvCache, LowRank, Meter};
 
 use super::cache::Cache;
 use super::layout::Layout;
@@ -163,7 +163,7 @@ fn sampling<T: Element>(
             .enumerate()
             .filter_map(|(i, cache)| {
                 let (_, ids) = call.iter().find(|(of, _)| *of == i)?;
-                Some(Item { cache, ids, follows: None, want: Want::Logits })
+                Some(Item { cache, ids, follows: None, want: Want::Logits, adapter: None })
             })
             .collect();
         let got: Vec<f32> = sampling
@@ -187,7 +187,7 @@ fn sampling<T: Element>(
         let next = &ids[51 + step..52 + step];
         let greedy = Want::Token(Draw::plain(1.0, -1.0));
         let wants = [if step % 2 == 0 { greedy } else { Want::Logits }, Want::Logits, greedy];
-        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, follows: None, want });
+        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, follows: None, want, adapter: None });
         let got = sampling.extend(&mut items.collect::<Vec<_>>())?;
         let items = theirs.iter_mut().map(|cache| ExtendItem { cache, ids: next, logits: 1, adapter: None });
         let rows = crate::extend(view, &mut items.collect::<Vec<_>>());
@@ -203,10 +203,25 @@ fn sampling<T: Element>(
             });
         }
     }
+    // One of two sequences has an adapter.
+    let adapter = adapter(view.dims, ids.len() as u64);
+    let brought = sampling.bring(&adapter)?;
+    for step in 0..3 {
+        let next = &ids[56 + step..57 + step];
+        let (mut with, mut without) = (ours[1].clone(), ours[2].clone());
+        let item = |cache, adapter| Item { cache, ids: next, follows: None, want: Want::Logits, adapter };
+        let got = sampling.extend(&mut [item(&mut with, Some(&brought)), item(&mut without, None)])?;
+        let (mut with, mut without) = (theirs[1].clone(), theirs[2].clone());
+        let item = |cache, adapter| ExtendItem { cache, ids: next, logits: 1, adapter };
+        let rows = crate::extend(view, &mut [item(&mut with, Some(&adapter[..])), item(&mut without, None)]);
+        for (answer, row) in got.iter().zip(rows.chunks_exact(view.dims.vocab)) {
+            worst = worst.max(if let Answer::Logits(logits) = answer { relative(logits, row) } else { f64::INFINITY });
+        }
+    }
     // A step that begins before the answers of the one before are there, and scores of what it drew.
     let greedy = Want::Token(Draw::plain(1.0, -1.0));
     let ahead =
-        |cache: &mut Cache<T>, ids: &[u32], follows, want| sampling.begin(&mut [Item { cache, ids, follows, want }]);
+        |cache: &mut Cache<T>, ids: &[u32], follows, want| sampling.begin(&mut [Item { cache, ids, follows, want, adapter: None }]);
     let mut cache = ours[0].clone();
     let first = ahead(&mut cache, &ids[55..56], None, greedy)?;
     let second = ahead(&mut cache, &ids[..1], Some(0), greedy)?;
@@ -236,7 +251,7 @@ fn sampling<T: Element>(
     // The most likely token, asked for as logits and as a token.
     let ask = |want| {
         let mut cache = ours[0].clone();
-        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[55..56], follows: None, want }])?;
+        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[55..56], follows: None, want, adapter: None }])?;
         Ok::<_, CudaError>(answers.into_iter().next())
     };
     let (row, drawn) = (ask(Want::Logits)?, ask(Want::Token(Draw::plain(1.0, -1.0)))?);
@@ -248,6 +263,28 @@ fn sampling<T: Element>(
         _ => false,
     };
     Ok(if agrees { worst } else { f64::INFINITY })
+}
+
+/// Additions to all matrices but one, of two ranks.
+fn adapter(d: &Dims, seed: u64) -> Vec<AdapterLayer> {
+    let mut random = Random(seed);
+    let mut pair = |rank: usize, out: usize, input: usize| {
+        let mut factor = |len: usize, width: usize| {
+            (0..len).map(|_| 1.5 * random.unit() / (width as f32).sqrt()).collect::<Vec<f32>>()
+        };
+        Some(LowRank { a: factor(rank * input, input), b: factor(out * rank, rank), rank })
+    };
+    let (h, q, kv, f) = (d.hidden, d.q_width(), d.kv_width(), d.ffn);
+    let layer = |_| AdapterLayer {
+        q: pair(3, q, h),
+        k: None,
+        v: pair(16, kv, h),
+        o: pair(3, h, q),
+        gate: pair(3, f, h),
+        up: pair(16, f, h),
+        down: pair(3, h, f),
+    };
+    (0..d.layers).map(layer).collect()
 }
 
 /// ‖a − b‖ / ‖b‖; NaN and infinities count as infinite.
