@@ -3,14 +3,12 @@
 Usage: lora_equal.py PRL_BINARY MODEL_FOLDER SCRATCH_FOLDER
 """
 
-import json
 import pathlib
 import sys
-import urllib.request
 
 import torch
 from peft import LoraConfig, get_peft_model
-from serving import Serving
+from serving import Serving, post
 from transformers import AutoModelForCausalLM
 
 prl, folder, adapter = sys.argv[1], sys.argv[2], str(pathlib.Path(sys.argv[3]) / "adapter")
@@ -26,12 +24,6 @@ with torch.no_grad():
         if "lora_" in name:
             parameter.normal_(0, 0.05)
 model.save_pretrained(adapter)
-
-
-def post(url, path, body):
-    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return json.load(answer)
 
 
 def off(url, name, ids):

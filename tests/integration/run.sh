@@ -17,6 +17,8 @@ trap 'rm -rf "$out"' EXIT
     --orchestrator.eval.num-examples 16 --wandb --wandb.offline --output-dir "$out/rl"
 "$py" "$here/export_loads.py" "$root/examples/reverse_text/model" "$out/rl/weights/step_4"
 "$py" "$here/wandb_reads.py" "$out/rl"
+mkdir "$out/export"
+"$py" "$here/export_logits.py" "$prl" "$root/examples/reverse_text/model" "$out/export"
 # Gradients of every parameter, against transformers in f32, of every family.
 gpu="$root/tests/gpu"
 for family in "qwen3" "qwen2" "llama --untied"; do
@@ -26,6 +28,10 @@ for family in "qwen3" "qwen2" "llama --untied"; do
     "$py" "$gpu/compare_grads.py" "$out/theirs.safetensors" "$out/ours.safetensors" --limit 1e-4
     rm -r "$out/m"
 done
+# Fine-tuning of a real model on real conversations, step by step.
+smol="${XDG_CACHE_HOME:-$HOME/.cache}/prl/models/smollm2-135m"
+"$py" "$here/real_model.py" "$smol"
+"$py" "$here/loss_parity.py" "$prl" "$smol" "$out/parity"
 # Optimisers, against torch's on the same gradients.
 "$py" "$here/optimisers.py" "$prl" "$root/examples/reverse_text/sft.toml" "$out/optimisers"
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"

@@ -7,13 +7,11 @@ sampled at temperature 1, and of the prompt, are those of a teacher-forced pass 
 apart than that, a pass in f64 is asked: ours must be within 1e-4 of it.
 """
 
-import json
 import pathlib
 import sys
-import urllib.request
 
 import torch
-from serving import Serving
+from serving import Serving, post
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 prl, folder = sys.argv[1], sys.argv[2]
@@ -28,10 +26,7 @@ prompts = [TEXTS[i % len(TEXTS)] + " again" * (i // len(TEXTS)) for i in range(c
 
 
 def generate(server, ids, **params):
-    body = json.dumps({"token_ids": ids, "sampling_params": params}).encode()
-    request = urllib.request.Request(server.url + "/inference/v1/generate", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        return json.load(answer)
+    return post(server.url, "/inference/v1/generate", {"token_ids": ids, "sampling_params": params})
 
 
 def teacher_forced(model, ids):

@@ -1,8 +1,16 @@
 """A `prl inference` of a test's own."""
 
+import json
 import re
 import subprocess
 import threading
+import urllib.request
+
+
+def post(url, path, body):
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return json.load(answer)
 
 
 class Serving:

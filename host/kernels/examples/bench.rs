@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use prl_kernels::{
     Dims, ExtendItem, Grads, KvCache, LayerView, Meter, Rope, WeightsView, backward, extend, forward, gemm_nn, gemm_nt,
-    gemm_tn_acc, head_backward, head_stats, isa, log_softmax_at,
+    gemm_tn_acc, head_forward_backward, isa, log_softmax_at,
 };
 
 struct Rng(u64);
@@ -144,28 +144,25 @@ impl Model {
         let (ids, labels) = (rng.ids(tokens, self.dims.vocab), rng.ids(tokens, self.dims.vocab));
         let (lens, ones) = (vec![len; docs], vec![1.0; tokens]);
         let mut grads = Grads::zeros(&self.dims);
-        let mut parts = [0.0; 4];
+        let mut parts = [0.0; 3];
         let total = time(3, || {
             let mut at = Instant::now();
             let mut lap = |i: usize| parts[i] = std::mem::replace(&mut at, Instant::now()).elapsed().as_secs_f64();
             let acts = forward(&w, &ids, &lens);
             lap(0);
             let hidden = acts.hidden().to_vec();
-            let stats = head_stats(&w, &hidden, &labels, &ones, 1024);
+            let (_, d) = head_forward_backward(&w, &hidden, &labels, &ones, &ones, 1024, &mut grads);
             lap(1);
-            let d = head_backward(&w, &hidden, &labels, &ones, &stats, &ones, None, 1024, &mut grads);
-            lap(2);
             backward(&w, acts, &d, &mut grads);
-            lap(3);
+            lap(2);
         });
         let ms = parts.map(|p| p * 1e3);
         println!(
-            "train {name} {docs} x {len}: {:.0} ms (fwd {:.0}, head {:.0}, head bwd {:.0}, bwd {:.0}), {:.0} tokens/s, {:.0} GFLOP/s",
+            "train {name} {docs} x {len}: {:.0} ms (fwd {:.0}, head {:.0}, bwd {:.0}), {:.0} tokens/s, {:.0} GFLOP/s",
             total * 1e3,
             ms[0],
             ms[1],
             ms[2],
-            ms[3],
             tokens as f64 / total,
             3.0 * self.flops() * tokens as f64 / total / 1e9
         );

@@ -1,5 +1,5 @@
-//! The language-model head: log-probabilities and entropies of labels without a [tokens × vocab] buffer, and its
-//! backward pass.
+//! The language-model head: log-probabilities and entropies of labels without a [tokens × vocab] buffer, its backward
+//! pass, and both at once.
 //!
 //! Owns the order in which a row of logits is reduced, shared with whoever samples from logits. Must not know losses.
 
@@ -112,13 +112,64 @@ pub fn head_backward(
     chunk: usize,
     grads: &mut Grads,
 ) -> Vec<f32> {
+    let tokens = labels.len();
+    let lens = [stats.logz.len(), stats.entropy.len(), dentropy.map_or(tokens, <[f32]>::len)];
+    assert_eq!(lens, [tokens; 3], "per-token inputs disagree about the number of tokens");
+    let rows = HeadRows { hidden, labels, inv_temp, dlogprob, dentropy };
+    gradients(w, &rows, chunk, grads, |t, _| (stats.logz[t], stats.entropy[t]))
+}
+
+/// [`head_stats`] and [`head_backward`] in one pass over the logits, for gradients towards log-probabilities that are known
+/// before. Returns the log-probability of each token whose factor is not zero, 0 for the others, and the gradient towards
+/// the hidden states; both bit for bit those of the two passes.
+///
+/// # Panics
+/// If lengths disagree or a label is outside the vocabulary.
+pub fn head_forward_backward(
+    w: &WeightsView<'_>,
+    hidden: &[f32],
+    labels: &[u32],
+    inv_temp: &[f32],
+    dlogprob: &[f32],
+    chunk: usize,
+    grads: &mut Grads,
+) -> (Vec<f32>, Vec<f32>) {
+    let mut logprob = vec![0.0; labels.len()];
+    let out = Shared::new(&mut logprob);
+    let rows = HeadRows { hidden, labels, inv_temp, dlogprob, dentropy: None };
+    let dhidden = gradients(w, &rows, chunk, grads, |t, logits| {
+        let row = log_softmax_at(logits, inv_temp[t], labels[t]);
+        // SAFETY: every token is asked for once.
+        unsafe { *out.at(t) = row.logprob };
+        (row.logz, row.entropy)
+    });
+    (logprob, dhidden)
+}
+
+/// What the backward pass is given of each token.
+struct HeadRows<'a> {
+    hidden: &'a [f32],
+    labels: &'a [u32],
+    inv_temp: &'a [f32],
+    dlogprob: &'a [f32],
+    dentropy: Option<&'a [f32]>,
+}
+
+/// The gradients of [`head_backward`]. `stats` gives ln Σ exp(logit · inv_temp) and the entropy of a token, whose logits
+/// it is shown.
+fn gradients(
+    w: &WeightsView<'_>,
+    rows: &HeadRows<'_>,
+    chunk: usize,
+    grads: &mut Grads,
+    stats: impl Fn(usize, &[f32]) -> (f32, f32) + Sync,
+) -> Vec<f32> {
+    let HeadRows { hidden, labels, inv_temp, dlogprob, dentropy } = *rows;
     let (h, v) = (w.dims.hidden, w.dims.vocab);
     let tokens = labels.len();
     check_ids(w.dims, labels);
     assert_eq!(hidden.len(), tokens * h, "hidden states and labels disagree about the number of tokens");
-    let lens =
-        [inv_temp.len(), stats.logz.len(), stats.entropy.len(), dlogprob.len(), dentropy.map_or(tokens, <[f32]>::len)];
-    assert_eq!(lens, [tokens; 5], "per-token inputs disagree about the number of tokens");
+    assert_eq!([inv_temp.len(), dlogprob.len()], [tokens; 2], "per-token inputs disagree about the number of tokens");
     let factor = |t: usize| (dlogprob[t], dentropy.map_or(0.0, |d| d[t]));
     let active: Vec<usize> = (0..tokens).filter(|t| factor(*t) != (0.0, 0.0)).collect();
     let weights = w.head();
@@ -147,8 +198,8 @@ pub fn head_backward(
                     nt(false, r.len(), v, h, x.as_ptr(), h, weights.as_ptr(), g.as_mut_ptr(), v);
                     for (row, t) in g.chunks_exact_mut(v).zip(&part[r.clone()]) {
                         let (dl, de) = factor(*t);
-                        let label = labels[*t] as usize;
-                        logits_gradient(row, label, inv_temp[*t], stats.logz[*t], stats.entropy[*t], dl, de);
+                        let (logz, entropy) = stats(*t, row);
+                        logits_gradient(row, labels[*t] as usize, inv_temp[*t], logz, entropy, dl, de);
                     }
                     let mut dx = vec![0.0f32; r.len() * h];
                     nn(r.len(), h, v, g.as_ptr(), v, weights.as_ptr(), h, dx.as_mut_ptr(), h, false);

@@ -34,7 +34,7 @@ pub use backward::backward;
 pub use cache::{ExtendItem, KvCache, extend};
 pub use forward::{Activations, forward};
 pub use gemm::{gemm_nn, gemm_nt, gemm_tn_acc};
-pub use head::{HeadStats, RowLogProb, head_backward, head_stats, log_softmax_at};
+pub use head::{HeadStats, RowLogProb, head_backward, head_forward_backward, head_stats, log_softmax_at};
 pub use meter::{Held, Meter};
 pub use micro::CHAIN;
 pub use simd::{Isa, isa};

@@ -5,7 +5,7 @@ mod common;
 use common::{Family, Model, Rng, dims};
 use prl_kernels::{
     CHAIN, Dims, ExtendItem, Grads, KvCache, Meter, backward, extend, forward, gemm_nn, gemm_nt, gemm_tn_acc,
-    head_backward, head_stats, log_softmax_at,
+    head_backward, head_forward_backward, head_stats, log_softmax_at,
 };
 use proptest::prelude::*;
 
@@ -206,6 +206,32 @@ fn gradients_are_reproducible() {
         let one = gradient(&dims, 1);
         for threads in [2, 3, 3] {
             assert!(one == gradient(&dims, threads), "{family:?}: gradients differ with {threads} threads");
+        }
+    }
+}
+
+/// Where the gradients are known before, one pass over the logits gives what two give.
+#[test]
+fn one_pass_over_the_logits_equals_two() {
+    let (tokens, vocab) = (130, 2_500);
+    let model = Model::random(dims(Family::Llama, 0, 24, 1, 1, 24, 3, vocab, false), 31);
+    let (w, mut rng) = (model.view(), Rng(32));
+    let (hidden, labels) = (rng.fill(tokens * 24, 1.0), rng.ids(tokens, vocab));
+    let inv_temp: Vec<f32> = (0..tokens).map(|_| 1.0 + 0.3 * rng.unit()).collect();
+    let dlogprob: Vec<f32> = (0..tokens).map(|t| if t % 3 == 0 { 0.0 } else { rng.unit() }).collect();
+    let stats = head_stats(&w, &hidden, &labels, &inv_temp, 64);
+    let mut two = Grads::zeros(&model.dims);
+    let towards = head_backward(&w, &hidden, &labels, &inv_temp, &stats, &dlogprob, None, 64, &mut two);
+    for threads in [1, 3] {
+        let mut one = Grads::zeros(&model.dims);
+        let (logprob, d) =
+            with_threads(threads, || head_forward_backward(&w, &hidden, &labels, &inv_temp, &dlogprob, 64, &mut one));
+        assert_eq!(bits(&d), bits(&towards));
+        let all = |grads: &Grads| grads.slices().into_iter().flat_map(bits).collect::<Vec<u32>>();
+        assert!(all(&one) == all(&two), "gradients of the weights differ with {threads} threads");
+        for t in 0..tokens {
+            let want = if dlogprob[t] == 0.0 { 0.0 } else { stats.logprob[t] };
+            assert_eq!(logprob[t].to_bits(), want.to_bits(), "token {t}");
         }
     }
 }

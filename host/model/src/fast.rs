@@ -225,6 +225,30 @@ impl Passes for FastPasses {
         Ok(())
     }
 
+    fn forward_backward(
+        &mut self,
+        decoder: &Decoder,
+        batch: &Packed,
+        rows: &Rows,
+        dlogprob: Vec<f32>,
+    ) -> Result<Vec<f32>, ModelError> {
+        self.tape = None;
+        let weights = Weights::new(decoder)?;
+        let view = weights.view();
+        let activations = prl_kernels::forward(&view, &batch.ids, &batch.doc_lens);
+        let (logprobs, dhidden) = prl_kernels::head_forward_backward(
+            &view,
+            activations.hidden(),
+            &rows.labels,
+            &rows.inv_temp,
+            &dlogprob,
+            self.head_chunk,
+            &mut self.grads,
+        );
+        prl_kernels::backward(&view, activations, &dhidden, &mut self.grads);
+        Ok(logprobs)
+    }
+
     fn norm(&self) -> Result<f64, ModelError> {
         Ok(self.grads.norm())
     }

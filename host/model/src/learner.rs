@@ -96,6 +96,18 @@ pub(crate) trait Passes: Send {
         dlogprob: Vec<f32>,
         dentropy: Option<Vec<f32>>,
     ) -> Result<(), ModelError>;
+    /// Both passes where `dlogprob` is known before; the logprobs of rows whose gradient is 0 say nothing.
+    fn forward_backward(
+        &mut self,
+        decoder: &Decoder,
+        batch: &Packed,
+        rows: &Rows,
+        dlogprob: Vec<f32>,
+    ) -> Result<Vec<f32>, ModelError> {
+        let (logprobs, _) = self.forward(decoder, batch, rows)?;
+        self.backward(decoder, rows, dlogprob, None)?;
+        Ok(logprobs)
+    }
     /// L2 norm over all parameters.
     fn norm(&self) -> Result<f64, ModelError>;
     /// Multiplies all gradients.
@@ -280,18 +292,12 @@ impl Learner {
         }
     }
 
-    /// Both passes where the gradients towards the log-probabilities are known before; a GPU saves a product with the
-    /// head that way. Returns the log-probabilities of the tokens whose gradient is not 0; what it gives for others says
-    /// nothing.
+    /// Both passes where the gradients towards the log-probabilities are known before, which saves a product with the
+    /// head. Returns the log-probabilities of the tokens whose gradient is not 0; what it gives for others says nothing.
     ///
     /// # Errors
     /// As for [`Learner::forward`] and [`Learner::backward`].
     pub fn forward_backward(&mut self, batch: &Packed, dlogprob: &[f32]) -> Result<Vec<f32>, ModelError> {
-        let Side::Gpu(gpu) = &mut self.side else {
-            let stats = self.forward(batch)?;
-            self.backward(dlogprob, None)?;
-            return Ok(stats.logprobs);
-        };
         self.last = None;
         check(batch, &self.config)?;
         if dlogprob.len() != batch.ids.len() {
@@ -299,7 +305,11 @@ impl Learner {
             return Err(ModelError::Input(text));
         }
         let rows = Rows::new(batch);
-        let logprobs = gpu.forward_backward(batch, &rows, &rows.to_rows(dlogprob))?;
+        let dlogprob = rows.to_rows(dlogprob);
+        let logprobs = match &mut self.side {
+            Side::Host(host) => host.passes.forward_backward(&host.decoder, batch, &rows, dlogprob)?,
+            Side::Gpu(gpu) => gpu.forward_backward(batch, &rows, &dlogprob)?,
+        };
         Ok(rows.to_tokens(&logprobs, 0.0))
     }
 
