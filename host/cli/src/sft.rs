@@ -183,6 +183,10 @@ impl Run<'_> {
                 break;
             };
             let step = trainer.progress().step;
+            if let Some(left_out) = outcome.metrics.get("loss/nan_count").filter(|n| **n > 0.0) {
+                let what = "micro-batches have a loss that is not finite; the step goes without them";
+                tracing::warn!(target: "prl_trainer", "step {step}: {left_out} {what}");
+            }
             let line = line(step, &outcome.metrics, self.total_memory_gib);
             self.job.record(step, outcome.update, line, outcome.metrics)?;
             if self.val.as_ref().is_some_and(|(_, interval)| step.is_multiple_of(*interval)) {

@@ -63,7 +63,9 @@ impl SftTrainer {
 
     /// Trains on the next `batch_size` rows, or what is left of them; `None` when the source has ended.
     ///
-    /// The loss is the mean of −log p over the step's target tokens, whatever rows they are in.
+    /// The loss is the mean of −log p over the step's target tokens, whatever rows they are in. Passes whose loss is not
+    /// finite are left out and counted in `loss/nan_count`: the step is then the one of the other rows, bit for bit where
+    /// the device sums in a fixed order. Where no pass is left, the weights stay.
     ///
     /// # Errors
     /// A failing source or device; no weight has changed then.
@@ -80,22 +82,14 @@ impl SftTrainer {
             return Ok(None);
         }
         let loaded = started.elapsed().as_secs_f64();
-        let targets: usize = rows.iter().flatten().map(Document::targets).sum();
-        let mut loss = 0.0;
-        for micro in rows.chunks(self.parts.micro_batch_size) {
-            let done = match self.stop.as_ref().is_some_and(|asked| asked()) {
-                true => Err(TrainerError::Stopped),
-                false => micro_step(&mut self.learner, micro, Some(targets)),
-            };
-            match done {
-                Ok(nll) => loss += nll / targets as f64,
-                Err(e) => {
-                    // Should this fail too, the first error is the one to tell.
-                    let _ = self.learner.zero_grads();
-                    return Err(e);
-                }
+        let Passes { loss, left_out } = match self.passes(&rows) {
+            Ok(passes) => passes,
+            Err(e) => {
+                // Should this fail too, the first error is the one to tell.
+                let _ = self.learner.zero_grads();
+                return Err(e);
             }
-        }
+        };
         self.learner.wait()?;
         let forward_backward = started.elapsed().as_secs_f64() - loaded;
 
@@ -122,6 +116,7 @@ impl SftTrainer {
         progress.total_samples += rows.iter().map(Vec::len).sum::<usize>() as u64;
         progress.documents = self.packer.cursor();
         put(&mut metrics, "loss/mean", loss);
+        put(&mut metrics, "loss/nan_count", left_out as f64);
         put(&mut metrics, "optim/lr", lr);
         put(&mut metrics, "optim/skipped_steps", progress.skipped_steps as f64);
         put(&mut metrics, "progress/epoch", self.source.epoch(progress.documents.saturating_sub(1)) as f64);
@@ -136,6 +131,49 @@ impl SftTrainer {
         put(&mut metrics, "time/forward_backward", forward_backward);
         put(&mut metrics, "time/step", seconds);
         Ok(Some(StepOutcome { update, metrics }))
+    }
+
+    /// The passes of a step; the gradients of those that count are summed up.
+    fn passes(&mut self, rows: &[Row]) -> Result<Passes, TrainerError> {
+        let mut micros: Vec<&[Row]> = rows.chunks(self.parts.micro_batch_size).collect();
+        if let Some(loss) = self.accumulate(&micros)? {
+            return Ok(Passes { loss, left_out: 0 });
+        }
+        // The bad pass is in the sums and its targets are in the denominator: look at each, then begin anew without.
+        self.learner.zero_grads()?;
+        let mut finite = Vec::with_capacity(micros.len());
+        for micro in &micros {
+            self.asked()?;
+            finite.push(micro_step(&mut self.learner, micro, None)?.is_finite());
+        }
+        let all = micros.len();
+        let mut finite = finite.into_iter();
+        micros.retain(|_| finite.next().unwrap_or_default());
+        let loss = if micros.is_empty() { None } else { self.accumulate(&micros)? };
+        Ok(Passes { loss: loss.unwrap_or(f64::NAN), left_out: all - micros.len() })
+    }
+
+    /// Forward and backward of all; the mean of −log p over their targets. `None` as soon as one is not finite, which
+    /// leaves the gradients worthless.
+    fn accumulate(&mut self, micros: &[&[Row]]) -> Result<Option<f64>, TrainerError> {
+        let targets: usize = micros.iter().copied().flatten().flatten().map(Document::targets).sum();
+        let mut loss = 0.0;
+        for micro in micros {
+            self.asked()?;
+            let nll = micro_step(&mut self.learner, micro, Some(targets))?;
+            if !nll.is_finite() {
+                return Ok(None);
+            }
+            loss += nll / targets as f64;
+        }
+        Ok(Some(loss))
+    }
+
+    fn asked(&self) -> Result<(), TrainerError> {
+        match self.stop.as_ref().is_some_and(|asked| asked()) {
+            true => Err(TrainerError::Stopped),
+            false => Ok(()),
+        }
     }
 
     /// `val/loss`: the mean of −log p over all target tokens of `documents`, in one pass. Changes nothing. No metric
@@ -197,8 +235,16 @@ impl SftTrainer {
     }
 }
 
+/// What the passes of a step gave.
+struct Passes {
+    /// The mean over the targets of the passes that count; not finite where there are none.
+    loss: f64,
+    /// How many do not count.
+    left_out: usize,
+}
+
 /// Forward of some rows; with `targets`, the step's number of target tokens, backward too. Returns Σ −log p over the
-/// rows' targets. Where that is not finite the gradients are not either, and the step must not use them.
+/// rows' targets. Where that is not finite the gradients are not either.
 fn micro_step(learner: &mut Learner, rows: &[Row], targets: Option<usize>) -> Result<f64, TrainerError> {
     let mut packed = Packed::default();
     let mut is_target = Vec::new();

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{VOCAB, adamw, bits, constant, learner, with_weights};
+use common::{VOCAB, adamw, bits, constant, learner, poisoned, with_weights};
 use prl_model::Packed;
 use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, Skip, TrainerError, Update};
 
@@ -64,6 +64,84 @@ fn the_loss_is_the_token_mean_whatever_the_rows() {
     }
 }
 
+/// Passes of one row and one pass of all rows are the same step, but for the order of sums.
+#[test]
+fn passes_add_up() {
+    let after = |micro_batch_size: usize| {
+        let parts = SftParts { micro_batch_size, optim: adamw(1e-3), ..parts() };
+        let mut trainer = trainer(parts, InMemory::new(documents(23), Some(9), None));
+        let metrics = (0..3).map(|_| trainer.train_step().unwrap().unwrap().metrics).last().unwrap();
+        let weights: Vec<f32> = bits(trainer.learner()).into_iter().map(f32::from_bits).collect();
+        (weights, metrics["loss/mean"], metrics["optim/grad_norm"])
+    };
+    let (whole, loss, norm) = after(4);
+    for micro_batch_size in [1, 2] {
+        let (weights, loss_of_parts, norm_of_parts) = after(micro_batch_size);
+        assert!((loss - loss_of_parts).abs() < 1e-6 && (norm - norm_of_parts).abs() < 1e-5 * norm);
+        let apart = whole.iter().zip(&weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Three steps of at most 1e-3 each.
+        assert!(apart < 2e-5, "{apart}");
+    }
+}
+
+/// A row each, so that rows, passes and documents are the same.
+fn one_a_pass(batch_size: usize) -> SftParts {
+    SftParts { seq_len: 8, batch_size, micro_batch_size: 1, ..parts() }
+}
+
+/// Of 8 tokens, none of which is the last of the vocabulary but where that is asked for.
+fn whole_row(n: u32, bad: bool) -> Document {
+    let mut ids: Vec<u32> = (0..8).map(|t| (n * 3 + t) % (VOCAB - 1)).collect();
+    if bad {
+        ids[2] = VOCAB - 1;
+    }
+    Document { mask: (0..8).map(|t| t >= 3 + n as usize % 3).collect(), ids }
+}
+
+#[test]
+fn a_pass_that_is_not_finite_is_left_out_and_the_step_is_that_of_the_others() {
+    let run = |rows: &[(u32, bool)]| {
+        let rows: Vec<Document> = rows.iter().map(|(n, bad)| whole_row(*n, *bad)).collect();
+        let count = rows.len();
+        let source = Box::new(InMemory::new(rows, None, Some(1)));
+        let mut trainer = SftTrainer::new(poisoned(), one_a_pass(count), source).unwrap();
+        let outcome = trainer.train_step().unwrap().unwrap();
+        (bits(trainer.learner()), outcome, trainer.progress().skipped_steps)
+    };
+    let (weights, rest, _) = run(&[(0, false), (2, false), (3, false)]);
+    assert_eq!((rest.update, rest.metrics["loss/nan_count"]), (Update::Applied, 0.0));
+    for rows in [
+        [(0, false), (1, true), (2, false), (3, false), (9, true)],
+        [(1, true), (0, false), (2, false), (9, true), (3, false)],
+    ] {
+        let (with_bad, outcome, skipped) = run(&rows);
+        assert_eq!((outcome.update, outcome.metrics["loss/nan_count"], skipped), (Update::Applied, 2.0, 0));
+        assert_eq!(outcome.metrics["loss/mean"].to_bits(), rest.metrics["loss/mean"].to_bits());
+        assert_eq!(outcome.metrics["optim/grad_norm"].to_bits(), rest.metrics["optim/grad_norm"].to_bits());
+        assert!(with_bad == weights, "other weights");
+    }
+
+    let before = bits(&poisoned());
+    let (weights, none, skipped) = run(&[(1, true), (4, true)]);
+    assert_eq!((none.update, none.metrics["loss/nan_count"], skipped), (Update::NotFinite, 2.0, 1));
+    assert!(weights == before && !none.metrics.contains_key("loss/mean"));
+}
+
+#[test]
+fn validation_says_what_training_says() {
+    let still = SftParts { optim: adamw(0.0), batch_size: 64, micro_batch_size: 1, ..parts() };
+    let mut trainer = trainer(still, InMemory::new(documents(20), None, None));
+    let validated = trainer.validate(&documents(20)).unwrap()["val/loss"];
+    let mut once = SftTrainer::new(learner(2), SftParts { batch_size: 64, micro_batch_size: 1, ..parts() }, {
+        Box::new(InMemory::new(documents(20), None, Some(1)))
+    })
+    .unwrap();
+    let trained = once.train_step().unwrap().unwrap().metrics["loss/mean"];
+    assert!((validated - trained).abs() < 1e-12, "{validated} {trained}");
+    trainer.train_step().unwrap();
+    assert_eq!(trainer.validate(&documents(20)).unwrap()["val/loss"].to_bits(), validated.to_bits(), "lr 0 moves");
+}
+
 #[test]
 fn it_learns_what_it_is_shown() {
     let mut trainer = trainer(parts(), InMemory::new(documents(40), Some(1), None));
@@ -115,7 +193,14 @@ fn a_resumed_run_goes_on_bit_for_bit() {
 fn a_generator_never_ends_and_metrics_are_complete() {
     let mut trainer = trainer(SftParts { peak_flops: Some(1e12), ..parts() }, Generated(|n| Ok(document(n))));
     let outcome = trainer.train_step().unwrap().unwrap();
-    let mut names = vec!["loss/mean", "perf/mfu", "perf/peak_memory", "perf/throughput", "perf/throughput_per_gpu"];
+    let mut names = vec![
+        "loss/mean",
+        "loss/nan_count",
+        "perf/mfu",
+        "perf/peak_memory",
+        "perf/throughput",
+        "perf/throughput_per_gpu",
+    ];
     names.extend(["optim/grad_norm", "optim/lr", "optim/skipped_steps", "optim/zero_grad_ratio"]);
     names.extend(["progress/epoch", "progress/num_samples", "progress/num_tokens", "progress/skipped_documents"]);
     names.extend(["time/forward_backward", "time/load_data", "time/step"]);

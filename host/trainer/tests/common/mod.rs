@@ -20,6 +20,19 @@ pub fn learner(layers: usize) -> Learner {
     with_weights(Decoder::init(config, 5, &Device::Cpu.open().unwrap()))
 }
 
+/// A model that gives no finite number to a document with the last token of the vocabulary in it, and is well otherwise.
+pub fn poisoned() -> Learner {
+    let text = CONFIG.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    let config = ModelConfig::parse(&text, Path::new("config.json")).unwrap();
+    let mut decoder = Decoder::init(config, 5, &Device::Cpu.open().unwrap());
+    let last = VOCAB as usize - 1;
+    decoder.embed = decoder.embed.map(|embed| {
+        let row = embed.clone().slice([last..last + 1]) * f32::NAN;
+        embed.slice_assign([last..last + 1], row)
+    });
+    with_weights(decoder)
+}
+
 pub fn with_weights(decoder: Decoder) -> Learner {
     Learner::new(decoder, Kernels::Fast, 7).unwrap()
 }
