@@ -7,7 +7,8 @@ use std::path::Path;
 /// Entries in the tiny model's vocabulary.
 pub const VOCAB: u32 = 29;
 
-const CONFIG: &str = r#"{
+/// Of the tiny model.
+pub const CONFIG: &str = r#"{
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 29, "hidden_size": 16,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 40, "rms_norm_eps": 1e-6, "max_position_embeddings": 128, "rope_theta": 10000.0,
@@ -18,19 +19,6 @@ pub fn learner(layers: usize) -> Learner {
     let text = CONFIG.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
     let config = ModelConfig::parse(&text, Path::new("config.json")).unwrap();
     with_weights(Decoder::init(config, 5, &Device::Cpu.open().unwrap()))
-}
-
-/// A model that gives no finite number to a document with the last token of the vocabulary in it, and is well otherwise.
-pub fn poisoned() -> Learner {
-    let text = CONFIG.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
-    let config = ModelConfig::parse(&text, Path::new("config.json")).unwrap();
-    let mut decoder = Decoder::init(config, 5, &Device::Cpu.open().unwrap());
-    let last = VOCAB as usize - 1;
-    decoder.embed = decoder.embed.map(|embed| {
-        let row = embed.clone().slice([last..last + 1]) * f32::NAN;
-        embed.slice_assign([last..last + 1], row)
-    });
-    with_weights(decoder)
 }
 
 pub fn with_weights(decoder: Decoder) -> Learner {
