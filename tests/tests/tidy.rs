@@ -102,9 +102,10 @@ fn crates_depend_in_one_direction() {
     let rules: &[(&str, &[&str])] = &[
         ("prl-types", &[]),
         ("prl-config", &[]),
-        ("prl-data", &[]),
+        ("prl-data", &["prl-hub"]),
+        ("prl-hub", &[]),
         ("prl-kernels", &[]),
-        ("prl-model", &["prl-kernels", "prl-types"]),
+        ("prl-model", &["prl-hub", "prl-kernels", "prl-types"]),
         ("prl-render", &["prl-types"]),
         ("prl-inference", &["prl-kernels", "prl-model", "prl-types"]),
         ("prl-trainer", &["prl-config", "prl-model", "prl-types"]),

@@ -3,7 +3,8 @@
 
 use crate::failure::{Failure, input};
 use prl_config::{Loaded, ReasoningParser, RendererName, ToolParser};
-use prl_model::{Decoder, Device, HubOptions, ModelConfig};
+use prl_hub::HubOptions;
+use prl_model::{Decoder, Device, ModelConfig};
 use prl_render::{Calls, Choice, FormatName, Renderer, RendererOptions};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,8 +16,12 @@ pub fn model_dir<C>(loaded: &Loaded<C>, key: &str, name: &str) -> Result<PathBuf
     if beside.is_dir() {
         return Ok(beside);
     }
-    let options = HubOptions::from_vars(|variable| std::env::var(variable).ok());
-    prl_model::resolve(name, &options).map_err(|e| Failure::input(format_args!("`{key}`: {e}")))
+    prl_model::resolve(name, &hub()).map_err(|e| Failure::input(format_args!("`{key}`: {e}")))
+}
+
+/// The hub, as the environment says.
+pub fn hub() -> HubOptions {
+    HubOptions::from_vars(|variable| std::env::var(variable).ok())
 }
 
 /// The device's peak, floating-point operations per second, for `perf/mfu`; a GPU that is not in the table is told once.

@@ -10,7 +10,6 @@ use crate::machine;
 use cuda::Cuda;
 use prl_algorithm::Registry;
 use prl_kernels::Isa;
-use prl_model::HubOptions;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -144,7 +143,7 @@ fn caches() -> Vec<Cache> {
         dir: dir.as_deref().map(shown),
     };
     let compiled = crate::environments::compiled_cache();
-    let models = HubOptions::from_vars(|name| std::env::var(name).ok()).cache;
+    let models = crate::assets::hub().cache;
     let kernels = crate::compute::kernel_cache();
     vec![cache("models", models), cache("environments", compiled), cache("GPU kernels", kernels)]
 }

@@ -1,6 +1,7 @@
 //! `prl sft`: checks everything, opens model and data, and trains.
 
 mod data;
+mod files;
 
 use crate::assets;
 use crate::bench::{self, Measured, Output};
@@ -18,7 +19,7 @@ use prl_config::{Loaded, SftConfig, SftData};
 use prl_model::{Bits, Decoder};
 use prl_monitor::{Logs, SftLine, ValidationLine};
 use prl_store::Marks;
-use prl_trainer::{Document, SftParts, SftTrainer, StepMetrics, TrainerError};
+use prl_trainer::{Mixture, SftParts, SftTrainer, StepMetrics, TrainerError};
 use prl_types::Step;
 use std::path::PathBuf;
 use tokio::runtime::Runtime;
@@ -52,7 +53,7 @@ struct Parts {
     model_dir: PathBuf,
     decoder: Decoder,
     data: Data,
-    val: Option<Vec<Document>>,
+    val: Option<Mixture>,
 }
 
 impl Parts {
@@ -68,7 +69,7 @@ impl Parts {
         let texts = Texts::new(loaded, &model_dir, &decoder);
         let data = Data::open(&texts, "data", &config.data, runtime)?;
         let val = match &config.val {
-            Some(val) => Some(Data::open(&texts, "val.data", &val.data, runtime)?.all("val.data")?),
+            Some(val) => Some(Data::open(&texts, "val.data", &val.data, runtime)?.once("val.data")?),
             None => None,
         };
         Ok(Parts { compute, model_dir, decoder, data, val })
@@ -98,7 +99,7 @@ fn trainer(config: &SftConfig, decoder: Decoder, compute: &mut Compute, data: Da
         micro_batch_size: config.data.micro_batch_size(),
         peak_flops: assets::peak_flops(compute.device),
     };
-    SftTrainer::new(learner, parts, data.into_documents(&config.data)).map_err(Failure::input)
+    SftTrainer::new(learner, parts, data.into_documents(&config.data)?).map_err(Failure::input)
 }
 
 fn measure(loaded: &Loaded<SftConfig>, mut parts: Parts, output: Option<&Output>) -> Result<u8, Failure> {
@@ -148,7 +149,11 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
         Settings { ckpt: config.ckpt.as_ref(), max_steps: config.max_steps, wandb: config.wandb.as_ref(), what: "SFT" };
     let mut run = Run {
         job: Job::new(dir, logs, loaded, settings, &parts.model_dir, resume.as_ref())?,
-        val: parts.val.map(|documents| (documents, config.val.as_ref().map_or(1, |v| v.interval))),
+        val: parts.val.map(|data| Validation {
+            data,
+            interval: config.val.as_ref().map_or(1, |v| v.interval),
+            done: resume.as_ref().map(|(step, _)| *step),
+        }),
         total_memory_gib: machine::total_memory_gib(parts.compute.device),
     };
     let asked = stop.receiver.clone();
@@ -158,9 +163,18 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
     run.job.end(stopped, trainer.progress().step, stop)
 }
 
+/// What is validated on, and when.
+struct Validation {
+    data: Mixture,
+    /// Steps between.
+    interval: u64,
+    /// The step it was last done after.
+    done: Option<Step>,
+}
+
 struct Run<'a> {
     job: Job<'a>,
-    val: Option<(Vec<Document>, u64)>,
+    val: Option<Validation>,
     /// Of the device.
     total_memory_gib: f64,
 }
@@ -171,6 +185,7 @@ impl Run<'_> {
         if eval_on_start && trainer.progress().step == 0 {
             self.validate(trainer, 0)?;
         }
+        let mut epoch = trainer.epoch();
         while self.job.goes_on(trainer.progress().step) {
             if *stop.receiver.borrow() {
                 return Ok(true);
@@ -184,9 +199,18 @@ impl Run<'_> {
                 break;
             };
             let step = trainer.progress().step;
+            if let Some(left_out) = outcome.metrics.get("loss/nan_count").filter(|n| **n > 0.0) {
+                let what = "micro-batches have a loss that is not finite; the step goes without them";
+                tracing::warn!(target: "prl_trainer", "step {step}: {left_out} {what}");
+            }
             let line = line(step, &outcome.metrics, self.total_memory_gib);
+            let metrics = outcome.metrics.clone();
             self.job.record(step, outcome.update, line, outcome.metrics)?;
-            if self.val.as_ref().is_some_and(|(_, interval)| step.is_multiple_of(*interval)) {
+            for ended in epoch..trainer.epoch() {
+                tracing::info!(target: "prl_trainer", "Epoch {ended} has ended with step {step}{}", shares(&metrics));
+            }
+            epoch = trainer.epoch();
+            if self.val.as_ref().is_some_and(|val| step.is_multiple_of(val.interval)) {
                 self.validate(trainer, step)?;
             }
             if self.job.is_due(step) {
@@ -194,18 +218,30 @@ impl Run<'_> {
             }
             self.job.advance(step);
         }
+        self.validate(trainer, trainer.progress().step)?;
         Ok(false)
     }
 
     fn validate(&mut self, trainer: &mut SftTrainer, step: Step) -> Result<(), Failure> {
-        let Some((documents, _)) = &self.val else { return Ok(()) };
-        let metrics = trainer.validate(documents).map_err(Failure::run)?;
+        let Some(val) = self.val.as_mut().filter(|val| val.done != Some(step)) else { return Ok(()) };
+        let metrics = trainer.validate(&mut val.data).map_err(Failure::run)?;
+        val.done = Some(step);
         if let Some(loss) = metrics.get("val/loss") {
             tracing::info!(target: "prl_trainer", success = true, "{}", ValidationLine { step, loss: *loss });
         }
         self.job.log(step, metrics);
         Ok(())
     }
+}
+
+/// The realised mixture of the steps so far, for people; nothing where there is one source.
+fn shares(metrics: &StepMetrics) -> String {
+    let names = metrics.keys().filter_map(|key| key.strip_prefix("progress/")?.strip_suffix("/ratio_samples"));
+    names.fold(String::new(), |told, name| {
+        let of =
+            |what: &str| 100.0 * metrics.get(&format!("progress/{name}/ratio_{what}")).copied().unwrap_or_default();
+        format!("{told} | {name} {:.1}% of samples, {:.1}% of tokens", of("samples"), of("tokens"))
+    })
 }
 
 fn line(step: Step, metrics: &StepMetrics, total_memory_gib: f64) -> SftLine {

@@ -1,11 +1,11 @@
 //! Rows of every format, and files that are none.
 
-use prl_data::{Row, check_share, rows};
+use prl_data::{Row, Skipped, Wanted, find, rows};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 fn all(path: &Path) -> Vec<Row> {
-    rows(path).unwrap().collect::<Result<_, _>>().unwrap()
+    rows(find(path, &Wanted::default()).unwrap()).unwrap().collect::<Result<_, _>>().unwrap()
 }
 
 fn committed(name: &str) -> PathBuf {
@@ -56,25 +56,58 @@ fn what_is_no_file_of_rows_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let told = |name: &str, bytes: &[u8]| {
         std::fs::write(dir.path().join(name), bytes).unwrap();
-        let opened = rows(&dir.path().join(name)).map(|mut rows| rows.find_map(Result::err));
+        let opened = rows(vec![dir.path().join(name)]).map(|mut rows| rows.find_map(Result::err));
         opened.unwrap_or_else(Some).map(|error| error.to_string()).unwrap_or_default()
     };
-    let empty = rows(dir.path()).err().unwrap().to_string();
+    let empty = find(dir.path(), &Wanted::default()).unwrap_err().to_string();
     assert!(empty.contains("no file that ends in .jsonl, .ndjson, .json, .parquet"), "{empty}");
-    assert!(told("a.json", b"{\"n\": 0}\n{\"n\": 1}").contains("it is no list in JSON"));
+    assert!(
+        told("a.json", b"[{\"n\": 0}\n{\"n\": 1}]").contains("it is no list in JSON: expected `,` or `]` at line 2")
+    );
+    assert!(told("a.json", b" [1, 2").contains("it is no list in JSON: EOF"));
+    assert!(told("a.json", b"[1] 2").contains("it is no list in JSON: trailing characters"));
     assert!(told("a.parquet", b"PAR1 and nothing").contains("a.parquet as training data: it is no whole Parquet file"));
     let whole = std::fs::read(committed("chat.parquet")).unwrap();
     for cut in [0, 1, 4, 40, whole.len() / 2, whole.len() - 1] {
         assert!(told("cut.parquet", &whole[..cut]).contains("no whole Parquet file"), "cut at {cut}");
     }
-    assert!(rows(Path::new("nowhere.jsonl")).err().unwrap().to_string().contains("nowhere.jsonl"));
-    let bad = [("f:3".to_owned(), "odd".to_owned())];
-    assert!(check_share(Path::new("f"), 9, &bad).is_ok());
-    assert!(
-        check_share(Path::new("f"), 8, &bad)
-            .unwrap_err()
-            .to_string()
-            .contains("1 of 9 rows are unusable; the first is f:3")
-    );
-    assert!(check_share(Path::new("f"), 0, &[]).unwrap_err().to_string().contains("there are no rows"));
+    assert!(rows(vec!["nowhere.jsonl".into()]).err().unwrap().to_string().contains("nowhere.jsonl"));
+    let split = Wanted { split: "test".into(), ..Wanted::default() };
+    let told = find(&committed("chat.jsonl"), &split).unwrap_err().to_string();
+    assert!(told.contains("a file has neither subsets nor splits"), "{told}");
+}
+
+#[test]
+fn a_list_is_read_as_it_is_needed_and_json_may_be_lines() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.json");
+    let numbers = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        all(&path).into_iter().map(|row| row.value.unwrap()["n"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers("\n {\"n\": 0}\n{\"n\": 1}\n"), [0, 1]);
+    let many = (0..1000).map(|n| format!("{{\"n\": {n}}}")).collect::<Vec<_>>().join(",\n");
+    assert_eq!(numbers(&format!("\n\t[{many}]\n")), (0..1000).collect::<Vec<_>>());
+    assert_eq!(numbers(" [ ] "), [0; 0]);
+    assert_eq!(numbers(""), [0; 0]);
+    // What comes before the mistake is there; nobody has to take the rest.
+    std::fs::write(&path, format!("[{many}, oops]")).unwrap();
+    let mut found = rows(vec![path.clone()]).unwrap();
+    assert!(found.by_ref().take(1000).all(|row| row.is_ok()));
+    assert!(found.next().unwrap().is_err() && found.next().is_none());
+    assert!(rows(vec![path]).unwrap().next().unwrap().is_ok());
+}
+
+#[test]
+fn too_many_bad_rows_are_no_data() {
+    let skipped = |count: u64| {
+        let mut skipped = Skipped::default();
+        (0..count).for_each(|n| skipped.note(format!("f:{}", n + 3), "odd".into()));
+        skipped
+    };
+    assert!(skipped(1).check_share(Path::new("f"), 9).is_ok());
+    let told = skipped(1).check_share(Path::new("f"), 8).unwrap_err().to_string();
+    assert!(told.contains("1 of 9 rows are unusable; the first is f:3: odd"), "{told}");
+    assert!(skipped(0).check_share(Path::new("f"), 0).unwrap_err().to_string().contains("there are no rows"));
+    assert_eq!((skipped(99).count, skipped(99).first.len()), (99, 10));
 }

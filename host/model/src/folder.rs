@@ -8,6 +8,7 @@ pub(crate) use load::{each_float, map_file};
 pub use save::{Precision, SaveOptions};
 
 use crate::ModelError;
+use prl_hub::is_plain_name;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -65,11 +66,4 @@ pub(crate) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>, ModelError> {
         }
     }
     Ok(files)
-}
-
-/// Whether a name is that of a file in the folder itself.
-pub(crate) fn is_plain_name(name: &str) -> bool {
-    !name.is_empty()
-        && !name.starts_with('.')
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
 }

@@ -27,7 +27,7 @@ pub use error::ModelError;
 pub use folder::{COMPANION_FILES, Precision, SaveOptions};
 pub use fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 pub use gpu::{Arithmetic, Bits, Gpu, GpuOptions, Recompute};
-pub use hub::{HubOptions, resolve};
+pub use hub::resolve;
 // The products of the CPU's kernels, for whoever computes with a model's matrices.
 pub use learner::{HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};
 pub use prl_kernels::{gemm_nn, gemm_nt};

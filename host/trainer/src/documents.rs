@@ -1,12 +1,10 @@
 //! Where training documents come from, and how they fill rows.
 //!
-//! Owns the order of draws and `cat` packing. Must not know text, templates or roles (documents are ids with a mask), nor
+//! Owns what a source of documents is and `cat` packing. Must not know text, templates or roles (documents are ids with a mask), nor
 //! what is done with a row.
 
 use crate::TrainerError;
 use prl_types::TokenId;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// Documents in a row without a trainable token after which a source is given up.
 const MAX_SKIPPED_IN_A_ROW: u64 = 100_000;
@@ -27,6 +25,15 @@ impl Document {
     }
 }
 
+/// A document that was drawn.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drawn {
+    /// The document.
+    pub document: Document,
+    /// Which of [`Documents::parts`] it is from; 0 where there are none.
+    pub part: usize,
+}
+
 /// Documents by number of draw. A draw gives the same document whenever it is asked for, so a count of draws is all
 /// that a checkpoint needs.
 pub trait Documents: Send {
@@ -34,47 +41,14 @@ pub trait Documents: Send {
     ///
     /// # Errors
     /// A message for the user; the caller adds the number of the draw.
-    fn get(&mut self, n: u64) -> Result<Option<Document>, String>;
+    fn get(&mut self, n: u64) -> Result<Option<Drawn>, String>;
 
     /// The pass over the data that draw `n` belongs to, counted from 0.
     fn epoch(&self, n: u64) -> u64;
-}
 
-/// A list of documents, epoch after epoch.
-pub struct InMemory {
-    documents: Vec<Document>,
-    shuffle: Option<u64>,
-    epochs: Option<u64>,
-    order: Vec<usize>,
-    ordered_for: Option<u64>,
-}
-
-impl InMemory {
-    /// `shuffle` is the seed of a new order in each epoch, `None` keeps the list's; `epochs` bounds the passes.
-    pub fn new(documents: Vec<Document>, shuffle: Option<u64>, epochs: Option<u64>) -> Self {
-        let order = (0..documents.len()).collect();
-        InMemory { documents, shuffle, epochs, order, ordered_for: None }
-    }
-}
-
-impl Documents for InMemory {
-    fn get(&mut self, n: u64) -> Result<Option<Document>, String> {
-        if self.documents.is_empty() || self.epochs.is_some_and(|max| self.epoch(n) >= max) {
-            return Ok(None);
-        }
-        let epoch = self.epoch(n);
-        if let Some(seed) = self.shuffle
-            && self.ordered_for != Some(epoch)
-        {
-            self.order = shuffled(self.documents.len(), seed.wrapping_add(epoch));
-            self.ordered_for = Some(epoch);
-        }
-        let at = self.order[(n % self.documents.len() as u64) as usize];
-        Ok(Some(self.documents[at].clone()))
-    }
-
-    fn epoch(&self, n: u64) -> u64 {
-        n / self.documents.len().max(1) as u64
+    /// What documents are from, by the name that metrics give it; nothing where that is not told apart.
+    fn parts(&self) -> Vec<&str> {
+        Vec::new()
     }
 }
 
@@ -82,8 +56,8 @@ impl Documents for InMemory {
 pub struct Generated<F>(pub F);
 
 impl<F: FnMut(u64) -> Result<Document, String> + Send> Documents for Generated<F> {
-    fn get(&mut self, n: u64) -> Result<Option<Document>, String> {
-        (self.0)(n).map(Some)
+    fn get(&mut self, n: u64) -> Result<Option<Drawn>, String> {
+        (self.0)(n).map(|document| Some(Drawn { document, part: 0 }))
     }
 
     fn epoch(&self, _n: u64) -> u64 {
@@ -91,35 +65,23 @@ impl<F: FnMut(u64) -> Result<Document, String> + Send> Documents for Generated<F
     }
 }
 
-/// Fisher–Yates on a ChaCha stream.
-fn shuffled(n: usize, seed: u64) -> Vec<usize> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut order: Vec<usize> = (0..n).collect();
-    for i in (1..n).rev() {
-        // Multiply-shift: uniform up to 2^-64 · n.
-        let j = (u128::from(rng.next_u64()) * (i as u128 + 1)) >> 64;
-        order.swap(i, j as usize);
-    }
-    order
-}
-
 /// One packed row: whole documents, at most `seq_len` tokens together.
-pub(crate) type Row = Vec<Document>;
+pub(crate) type Row = Vec<Drawn>;
 
 /// Cuts a stream of documents into rows.
 #[derive(Debug, Default)]
 pub(crate) struct Packer {
     next: u64,
     /// The last draw, when it did not fit the row before.
-    pending: Option<Document>,
+    pending: Option<Drawn>,
     /// Documents left out so far because they had no target.
     pub skipped: u64,
 }
 
 impl Packer {
-    /// Goes on after so many draws.
-    pub fn at(cursor: u64) -> Self {
-        Packer { next: cursor, ..Default::default() }
+    /// Goes on after so many draws, of which `skipped` were left out.
+    pub fn at(cursor: u64, skipped: u64) -> Self {
+        Packer { next: cursor, skipped, ..Default::default() }
     }
 
     /// Draws that are used up.
@@ -137,8 +99,8 @@ impl Packer {
                 None => self.draw(source, seq_len)?,
             };
             match document {
-                Some(d) if used + d.ids.len() <= seq_len => {
-                    used += d.ids.len();
+                Some(d) if used + d.document.ids.len() <= seq_len => {
+                    used += d.document.ids.len();
                     row.push(d);
                 }
                 overflow => {
@@ -153,12 +115,13 @@ impl Packer {
     }
 
     /// The next document with a target.
-    fn draw(&mut self, source: &mut dyn Documents, seq_len: usize) -> Result<Option<Document>, TrainerError> {
+    fn draw(&mut self, source: &mut dyn Documents, seq_len: usize) -> Result<Option<Drawn>, TrainerError> {
         for _ in 0..MAX_SKIPPED_IN_A_ROW {
             let index = self.next;
             let got = source.get(index).map_err(|message| TrainerError::Source { index, message })?;
-            let Some(mut document) = got else { return Ok(None) };
+            let Some(mut drawn) = got else { return Ok(None) };
             self.next += 1;
+            let document = &mut drawn.document;
             let (ids, mask) = (document.ids.len(), document.mask.len());
             if ids != mask {
                 return Err(TrainerError::Document { index, ids, mask });
@@ -166,7 +129,7 @@ impl Packer {
             document.ids.truncate(seq_len);
             document.mask.truncate(seq_len);
             if document.targets() > 0 {
-                return Ok(Some(document));
+                return Ok(Some(drawn));
             }
             self.skipped += 1;
         }
@@ -177,6 +140,7 @@ impl Packer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mixture::stored;
     use proptest::prelude::*;
 
     fn document(first: TokenId, len: usize) -> Document {
@@ -195,9 +159,9 @@ mod tests {
     #[test]
     fn rows_are_filled_in_order_and_nothing_is_split() {
         let lens = [4, 5, 3, 10, 99, 1, 2];
-        let documents = lens.iter().enumerate().map(|(i, n)| document(100 * i as TokenId, *n)).collect();
-        let (rows, packer) = rows(&mut InMemory::new(documents, None, Some(1)), 10);
-        let lens: Vec<Vec<usize>> = rows.iter().map(|r| r.iter().map(|d| d.ids.len()).collect()).collect();
+        let documents: Vec<Document> = lens.iter().enumerate().map(|(i, n)| document(100 * i as TokenId, *n)).collect();
+        let (rows, packer) = rows(&mut stored(&documents, None, Some(1)), 10);
+        let lens: Vec<Vec<usize>> = rows.iter().map(|r| r.iter().map(|d| d.document.ids.len()).collect()).collect();
         assert_eq!(lens, [vec![4, 5], vec![3], vec![10], vec![10], vec![2]]);
         // A single token has nothing to be predicted from.
         assert_eq!((packer.skipped, packer.cursor()), (1, 7));
@@ -209,7 +173,7 @@ mod tests {
         late.mask = (0..12).map(|t| t >= 10).collect();
         let mut first = document(0, 3);
         first.mask = vec![true, false, false];
-        let (rows, packer) = rows(&mut InMemory::new(vec![late, first], None, Some(1)), 10);
+        let (rows, packer) = rows(&mut stored(&[late, first], None, Some(1)), 10);
         assert!(rows.is_empty());
         assert_eq!(packer.skipped, 2);
         let mut source = Generated(|_| Ok(Document { ids: vec![1], mask: vec![true] }));
@@ -231,23 +195,6 @@ mod tests {
         assert_eq!(error, "document 2: line 7 is not JSON");
     }
 
-    #[test]
-    fn every_epoch_has_its_own_order_and_every_document() {
-        let documents: Vec<Document> = (0..20).map(|i| document(i * 10, 3)).collect();
-        let mut source = InMemory::new(documents.clone(), Some(3), Some(2));
-        let all: Vec<Document> = (0..40).map(|n| source.get(n).unwrap().unwrap()).collect();
-        assert!(source.get(40).unwrap().is_none());
-        assert_ne!(all[..20], all[20..]);
-        assert_ne!(all[..20], documents);
-        for epoch in [&all[..20], &all[20..]] {
-            let mut sorted = epoch.to_vec();
-            sorted.sort_by_key(|d| d.ids[0]);
-            assert_eq!(sorted, documents);
-        }
-        // Any draw at any time: what a resumed run asks for.
-        assert_eq!(InMemory::new(documents, Some(3), None).get(33).unwrap().unwrap(), all[33]);
-    }
-
     proptest! {
         /// Stopping after any row and going on from the cursor alone gives the same rows.
         #[test]
@@ -256,14 +203,14 @@ mod tests {
         ) {
             let documents: Vec<Document> =
                 lens.iter().enumerate().map(|(i, n)| document(100 * i as TokenId, *n)).collect();
-            let mut source = InMemory::new(documents, Some(1), Some(1));
+            let mut source = stored(&documents, Some(1), Some(1));
             let (want, _) = rows(&mut source, seq_len);
             let mut packer = Packer::default();
             let mut got = Vec::new();
             for _ in 0..stop.min(want.len()) {
                 got.extend(packer.row(&mut source, seq_len).unwrap());
             }
-            let mut packer = Packer::at(packer.cursor());
+            let mut packer = Packer::at(packer.cursor(), packer.skipped);
             while let Some(row) = packer.row(&mut source, seq_len).unwrap() {
                 got.push(row);
             }

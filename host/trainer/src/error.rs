@@ -85,6 +85,9 @@ pub enum TrainerError {
         /// The source's word.
         message: String,
     },
+    /// Sources that cannot be mixed as they are to be.
+    #[error("{0}")]
+    Mixture(String),
     /// A source that yields nothing to train on.
     #[error(
         "{skipped} documents in a row have no trainable token within {seq_len} tokens; raise `data.seq_len` or check \

@@ -8,7 +8,7 @@ use std::path::Path;
 const FILE: &str = "trainer.json";
 
 /// Counters that survive a restart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
     /// Steps done; also the policy version.
@@ -26,6 +26,22 @@ pub struct Progress {
     /// The step after which the learning rate's schedule begins: other than 0 where a run left out that of the run before.
     #[serde(default)]
     pub schedule_from: Step,
+    /// Documents that were left out because they had no target.
+    #[serde(default)]
+    pub skipped_documents: u64,
+    /// Of each of several sources that are trained on together; nothing where there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mixed: Vec<Share>,
+}
+
+/// What was trained on of one source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// Documents.
+    pub samples: u64,
+    /// Their tokens.
+    pub tokens: u64,
 }
 
 /// What a run that goes on leaves out of what it goes on from.
@@ -54,20 +70,16 @@ impl Progress {
 
     /// Without what is left out.
     pub(crate) fn without(self, skip: Skip) -> Self {
-        let mut kept = self;
-        if skip.progress {
-            kept = Progress {
-                step: self.step,
-                documents: self.documents,
-                schedule_from: self.schedule_from,
-                ..Progress::default()
-            };
-        }
+        let Progress { step, documents, schedule_from, .. } = self;
+        let mut kept = match skip.progress {
+            true => Progress { step, documents, schedule_from, ..Progress::default() },
+            false => self,
+        };
         if skip.dataloader {
             kept.documents = 0;
         }
         if skip.scheduler {
-            kept.schedule_from = self.step;
+            kept.schedule_from = step;
         }
         kept
     }

@@ -2,11 +2,11 @@
 //!
 //! Owns the token-weighted step and validation. Must not know where documents come from or what their text is.
 
-use crate::documents::{Document, Documents, InMemory, Packer, Row};
+use crate::documents::{Documents, Drawn, Packer, Row};
 use crate::metrics::{Cost, put, put_perf};
 use crate::optim::{self, Optimizer};
 use crate::trainer::Asked;
-use crate::{Progress, Schedule, Skip, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock};
+use crate::{Progress, Schedule, Share, Skip, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock};
 use prl_config::{Optim, Scheduler};
 use prl_model::{Learner, Packed};
 use std::path::Path;
@@ -63,7 +63,9 @@ impl SftTrainer {
 
     /// Trains on the next `batch_size` rows, or what is left of them; `None` when the source has ended.
     ///
-    /// The loss is the mean of −log p over the step's target tokens, whatever rows they are in.
+    /// The loss is the mean of −log p over the step's target tokens, whatever rows they are in. Passes whose loss is not
+    /// finite are left out and counted in `loss/nan_count`: the step is then the one of the other rows, bit for bit where
+    /// the device sums in a fixed order. Where no pass is left, the weights stay.
     ///
     /// # Errors
     /// A failing source or device; no weight has changed then.
@@ -80,22 +82,14 @@ impl SftTrainer {
             return Ok(None);
         }
         let loaded = started.elapsed().as_secs_f64();
-        let targets: usize = rows.iter().flatten().map(Document::targets).sum();
-        let mut loss = 0.0;
-        for micro in rows.chunks(self.parts.micro_batch_size) {
-            let done = match self.stop.as_ref().is_some_and(|asked| asked()) {
-                true => Err(TrainerError::Stopped),
-                false => micro_step(&mut self.learner, micro, Some(targets)),
-            };
-            match done {
-                Ok(nll) => loss += nll / targets as f64,
-                Err(e) => {
-                    // Should this fail too, the first error is the one to tell.
-                    let _ = self.learner.zero_grads();
-                    return Err(e);
-                }
+        let Passes { loss, left_out } = match self.passes(&rows) {
+            Ok(passes) => passes,
+            Err(e) => {
+                // Should this fail too, the first error is the one to tell.
+                let _ = self.learner.zero_grads();
+                return Err(e);
             }
-        }
+        };
         self.learner.wait()?;
         let forward_backward = started.elapsed().as_secs_f64() - loaded;
 
@@ -115,19 +109,23 @@ impl SftTrainer {
         }
         self.progress.skipped_steps += u64::from(update == Update::NotFinite);
 
-        let tokens: usize = rows.iter().flatten().map(|d| d.ids.len()).sum();
-        let progress = &mut self.progress;
-        progress.step = step;
-        progress.total_tokens += tokens as u64;
-        progress.total_samples += rows.iter().map(Vec::len).sum::<usize>() as u64;
-        progress.documents = self.packer.cursor();
+        let tokens: usize = rows.iter().flatten().map(|d| d.document.ids.len()).sum();
+        self.progress.step = step;
+        self.progress.total_tokens += tokens as u64;
+        self.progress.total_samples += rows.iter().map(Vec::len).sum::<usize>() as u64;
+        self.progress.documents = self.packer.cursor();
+        self.progress.skipped_documents = self.packer.skipped;
+        self.put_mixture(&mut metrics, &rows);
+        let epoch = self.epoch();
+        let progress = &self.progress;
         put(&mut metrics, "loss/mean", loss);
+        put(&mut metrics, "loss/nan_count", left_out as f64);
         put(&mut metrics, "optim/lr", lr);
         put(&mut metrics, "optim/skipped_steps", progress.skipped_steps as f64);
-        put(&mut metrics, "progress/epoch", self.source.epoch(progress.documents.saturating_sub(1)) as f64);
+        put(&mut metrics, "progress/epoch", epoch as f64);
         put(&mut metrics, "progress/num_samples", progress.total_samples as f64);
         put(&mut metrics, "progress/num_tokens", progress.total_tokens as f64);
-        put(&mut metrics, "progress/skipped_documents", self.packer.skipped as f64);
+        put(&mut metrics, "progress/skipped_documents", progress.skipped_documents as f64);
         let seconds = started.elapsed().as_secs_f64();
         let cost =
             Cost { tokens, seconds: seconds - loaded, seq_len: self.parts.seq_len, peak_flops: self.parts.peak_flops };
@@ -138,17 +136,82 @@ impl SftTrainer {
         Ok(Some(StepOutcome { update, metrics }))
     }
 
-    /// `val/loss`: the mean of −log p over all target tokens of `documents`, in one pass. Changes nothing. No metric
-    /// when there is no target.
+    /// The passes of a step; the gradients of those that count are summed up.
+    fn passes(&mut self, rows: &[Row]) -> Result<Passes, TrainerError> {
+        let mut micros: Vec<&[Row]> = rows.chunks(self.parts.micro_batch_size).collect();
+        if let Some(loss) = self.accumulate(&micros)? {
+            return Ok(Passes { loss, left_out: 0 });
+        }
+        // The bad pass is in the sums and its targets are in the denominator: look at each, then begin anew without.
+        self.learner.zero_grads()?;
+        let mut finite = Vec::with_capacity(micros.len());
+        for micro in &micros {
+            self.asked()?;
+            finite.push(micro_step(&mut self.learner, micro, None)?.is_finite());
+        }
+        let all = micros.len();
+        let mut finite = finite.into_iter();
+        micros.retain(|_| finite.next().unwrap_or_default());
+        let loss = if micros.is_empty() { None } else { self.accumulate(&micros)? };
+        Ok(Passes { loss: loss.unwrap_or(f64::NAN), left_out: all - micros.len() })
+    }
+
+    /// Forward and backward of all; the mean of −log p over their targets. `None` as soon as one is not finite, which
+    /// leaves the gradients worthless.
+    fn accumulate(&mut self, micros: &[&[Row]]) -> Result<Option<f64>, TrainerError> {
+        let targets: usize = micros.iter().copied().flatten().flatten().map(|d| d.document.targets()).sum();
+        let mut loss = 0.0;
+        for micro in micros {
+            self.asked()?;
+            let nll = micro_step(&mut self.learner, micro, Some(targets))?;
+            if !nll.is_finite() {
+                return Ok(None);
+            }
+            loss += nll / targets as f64;
+        }
+        Ok(Some(loss))
+    }
+
+    fn asked(&self) -> Result<(), TrainerError> {
+        match self.stop.as_ref().is_some_and(|asked| asked()) {
+            true => Err(TrainerError::Stopped),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts what of each source the step trained on, and adds `progress/<source>/ratio_{samples,tokens}`: the sources'
+    /// shares in all steps so far.
+    fn put_mixture(&mut self, metrics: &mut StepMetrics, rows: &[Row]) {
+        let (names, mixed) = (self.source.parts(), &mut self.progress.mixed);
+        if names.len() < 2 {
+            return;
+        }
+        // Another number of sources than before the run went on: other data.
+        if mixed.len() != names.len() {
+            *mixed = vec![Share::default(); names.len()];
+        }
+        for drawn in rows.iter().flatten() {
+            mixed[drawn.part].samples += 1;
+            mixed[drawn.part].tokens += drawn.document.ids.len() as u64;
+        }
+        let samples: u64 = mixed.iter().map(|share| share.samples).sum();
+        let tokens: u64 = mixed.iter().map(|share| share.tokens).sum();
+        for (name, share) in names.iter().zip(mixed) {
+            put(metrics, format!("progress/{name}/ratio_samples"), share.samples as f64 / samples as f64);
+            put(metrics, format!("progress/{name}/ratio_tokens"), share.tokens as f64 / tokens as f64);
+        }
+    }
+
+    /// `val/loss`: the mean of −log p over all target tokens of a source that ends, in one pass. Changes nothing. No
+    /// metric when there is no target.
     ///
     /// # Errors
-    /// A document whose lists differ in length, a failing device.
-    pub fn validate(&mut self, documents: &[Document]) -> Result<StepMetrics, TrainerError> {
-        let mut source = InMemory::new(documents.to_vec(), None, Some(1));
+    /// A document whose lists differ in length, a failing source or device.
+    pub fn validate(&mut self, source: &mut dyn Documents) -> Result<StepMetrics, TrainerError> {
         let mut packer = Packer::default();
         let (mut nll, mut targets) = (0.0, 0usize);
-        while let Some(row) = packer.row(&mut source, self.parts.seq_len)? {
-            targets += row.iter().map(Document::targets).sum::<usize>();
+        while let Some(row) = packer.row(source, self.parts.seq_len)? {
+            targets += row.iter().map(|d| d.document.targets()).sum::<usize>();
             nll += micro_step(&mut self.learner, &[row], None)?;
         }
         let mut metrics = StepMetrics::new();
@@ -169,8 +232,13 @@ impl SftTrainer {
     }
 
     /// Steps done and counters.
-    pub fn progress(&self) -> Progress {
-        self.progress
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The pass over the data that the last document of the steps so far was in, counted from 0.
+    pub fn epoch(&self) -> u64 {
+        self.source.epoch(self.progress.documents.saturating_sub(1))
     }
 
     /// What [`SftTrainer::load_state`] takes back once it is written. The weights are not part of it.
@@ -178,7 +246,11 @@ impl SftTrainer {
     /// # Errors
     /// The device does not give it.
     pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
-        Ok(TrainerState { optimizer: self.optimizer.saved(&mut self.learner)?, progress: self.progress, loss: None })
+        Ok(TrainerState {
+            optimizer: self.optimizer.saved(&mut self.learner)?,
+            progress: self.progress.clone(),
+            loss: None,
+        })
     }
 
     /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment and the same
@@ -191,18 +263,26 @@ impl SftTrainer {
         if !skip.optimizer {
             self.optimizer.load(dir, &mut self.learner)?;
         }
-        self.packer = Packer::at(progress.documents);
+        self.packer = Packer::at(progress.documents, progress.skipped_documents);
         self.progress = progress;
         Ok(())
     }
 }
 
+/// What the passes of a step gave.
+struct Passes {
+    /// The mean over the targets of the passes that count; not finite where there are none.
+    loss: f64,
+    /// How many do not count.
+    left_out: usize,
+}
+
 /// Forward of some rows; with `targets`, the step's number of target tokens, backward too. Returns Σ −log p over the
-/// rows' targets. Where that is not finite the gradients are not either, and the step must not use them.
+/// rows' targets. Where that is not finite the gradients are not either.
 fn micro_step(learner: &mut Learner, rows: &[Row], targets: Option<usize>) -> Result<f64, TrainerError> {
     let mut packed = Packed::default();
     let mut is_target = Vec::new();
-    for document in rows.iter().flatten() {
+    for Drawn { document, .. } in rows.iter().flatten() {
         packed.ids.extend_from_slice(&document.ids);
         packed.doc_lens.push(document.ids.len());
         is_target.extend(document.mask.iter().enumerate().map(|(t, m)| t > 0 && *m));

@@ -204,8 +204,8 @@ impl Trainer {
     }
 
     /// Steps done and counters.
-    pub fn progress(&self) -> Progress {
-        self.progress
+    pub fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// What [`Trainer::load_state`] takes back once it is written. The weights are not part of it.
@@ -215,7 +215,7 @@ impl Trainer {
     pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
         Ok(TrainerState {
             optimizer: self.optimizer.saved(&mut self.learner)?,
-            progress: self.progress,
+            progress: self.progress.clone(),
             loss: self.custom.as_mut().map_or(Ok(None), |custom| custom.state())?,
         })
     }

@@ -1,11 +1,14 @@
 //! Every optimiser trains a tiny model, goes on bit for bit, and takes nothing from another.
 
 mod common;
+#[path = "common/stored.rs"]
+mod stored;
 
 use common::{VOCAB, adamw, bits, constant, learner, with_weights};
 use prl_config::{Muon, Optim, Sgd, SignSgd};
-use prl_trainer::{Document, InMemory, SftParts, SftTrainer, Skip};
+use prl_trainer::{Document, Mixture, SftParts, SftTrainer, Skip};
 use std::path::Path;
+use stored::stored;
 
 fn sgd(momentum: f64, nesterov: bool) -> Optim {
     Optim::Sgd(Sgd { lr: 0.3, momentum, nesterov, ..Sgd::default() })
@@ -25,12 +28,12 @@ fn all() -> Vec<(Optim, usize)> {
     ]
 }
 
-fn documents() -> InMemory {
+fn documents() -> Mixture {
     let document = |n: u32| {
         let (start, by, len) = (n * 5, 1 + n % 2, 6 + n % 7);
         Document { ids: (0..len).map(|t| (start + t * by) % VOCAB).collect(), mask: (0..len).map(|t| t >= 3).collect() }
     };
-    InMemory::new((0..23).map(document).collect(), Some(9), None)
+    stored(&(0..23).map(document).collect::<Vec<_>>(), Some(9), None)
 }
 
 fn trainer(optim: &Optim) -> SftTrainer {

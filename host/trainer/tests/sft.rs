@@ -1,10 +1,16 @@
 //! Supervised fine-tuning of a tiny model.
 
 mod common;
+#[path = "common/stored.rs"]
+mod stored;
 
-use common::{VOCAB, adamw, bits, constant, learner, with_weights};
-use prl_model::Packed;
-use prl_trainer::{Document, Documents, Generated, InMemory, SftParts, SftTrainer, Skip, TrainerError, Update};
+use common::{CONFIG, VOCAB, adamw, bits, constant, learner, with_weights};
+use prl_model::{Decoder, Device, Learner, ModelConfig, Packed};
+use prl_trainer::{
+    Document, Documents, Generated, Mixture, SftParts, SftTrainer, Skip, TrainerError, Turns, Until, Update,
+};
+use std::path::Path;
+use stored::{part, stored};
 
 fn parts() -> SftParts {
     SftParts {
@@ -56,7 +62,7 @@ fn the_loss_is_the_token_mean_whatever_the_rows() {
     let want = mean_nll(&documents(9));
     for (seq_len, batch_size, micro_batch_size) in [(12, 32, 1), (12, 32, 4), (40, 16, 16)] {
         let parts = SftParts { seq_len, batch_size, micro_batch_size, ..parts() };
-        let mut trainer = trainer(parts, InMemory::new(documents(9), None, Some(1)));
+        let mut trainer = trainer(parts, stored(&documents(9), None, Some(1)));
         let outcome = trainer.train_step().unwrap().unwrap();
         assert!((outcome.metrics["loss/mean"] - want).abs() < 1e-6);
         assert_eq!(outcome.metrics["progress/num_samples"], 9.0);
@@ -64,34 +70,129 @@ fn the_loss_is_the_token_mean_whatever_the_rows() {
     }
 }
 
+/// Passes of one row and one pass of all rows are the same step, but for the order of sums.
+#[test]
+fn passes_add_up() {
+    let after = |micro_batch_size: usize| {
+        let parts = SftParts { micro_batch_size, optim: adamw(1e-3), ..parts() };
+        let mut trainer = trainer(parts, stored(&documents(23), Some(9), None));
+        let metrics = (0..3).map(|_| trainer.train_step().unwrap().unwrap().metrics).last().unwrap();
+        let weights: Vec<f32> = bits(trainer.learner()).into_iter().map(f32::from_bits).collect();
+        (weights, metrics["loss/mean"], metrics["optim/grad_norm"])
+    };
+    let (whole, loss, norm) = after(4);
+    for micro_batch_size in [1, 2] {
+        let (weights, loss_of_parts, norm_of_parts) = after(micro_batch_size);
+        assert!((loss - loss_of_parts).abs() < 1e-6 && (norm - norm_of_parts).abs() < 1e-5 * norm);
+        let apart = whole.iter().zip(&weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Three steps of at most 1e-3 each.
+        assert!(apart < 2e-5, "{apart}");
+    }
+}
+
+/// A model that gives no finite number to a document with the last token of the vocabulary in it, and is well otherwise.
+fn poisoned() -> Learner {
+    let text = CONFIG.replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    let config = ModelConfig::parse(&text, Path::new("config.json")).unwrap();
+    let mut decoder = Decoder::init(config, 5, &Device::Cpu.open().unwrap());
+    let last = VOCAB as usize - 1;
+    decoder.embed = decoder.embed.map(|embed| {
+        let row = embed.clone().slice([last..last + 1]) * f32::NAN;
+        embed.slice_assign([last..last + 1], row)
+    });
+    with_weights(decoder)
+}
+
+/// A row each, so that rows, passes and documents are the same.
+fn one_a_pass(batch_size: usize) -> SftParts {
+    SftParts { seq_len: 8, batch_size, micro_batch_size: 1, ..parts() }
+}
+
+/// Of 8 tokens, none of which is the last of the vocabulary but where that is asked for.
+fn whole_row(n: u32, bad: bool) -> Document {
+    let mut ids: Vec<u32> = (0..8).map(|t| (n * 3 + t) % (VOCAB - 1)).collect();
+    if bad {
+        ids[2] = VOCAB - 1;
+    }
+    Document { mask: (0..8).map(|t| t >= 3 + n as usize % 3).collect(), ids }
+}
+
+#[test]
+fn a_pass_that_is_not_finite_is_left_out_and_the_step_is_that_of_the_others() {
+    let run = |rows: &[(u32, bool)]| {
+        let rows: Vec<Document> = rows.iter().map(|(n, bad)| whole_row(*n, *bad)).collect();
+        let count = rows.len();
+        let source = Box::new(stored(&rows, None, Some(1)));
+        let mut trainer = SftTrainer::new(poisoned(), one_a_pass(count), source).unwrap();
+        let outcome = trainer.train_step().unwrap().unwrap();
+        (bits(trainer.learner()), outcome, trainer.progress().skipped_steps)
+    };
+    let (weights, rest, _) = run(&[(0, false), (2, false), (3, false)]);
+    assert_eq!((rest.update, rest.metrics["loss/nan_count"]), (Update::Applied, 0.0));
+    for rows in [
+        [(0, false), (1, true), (2, false), (3, false), (9, true)],
+        [(1, true), (0, false), (2, false), (9, true), (3, false)],
+    ] {
+        let (with_bad, outcome, skipped) = run(&rows);
+        assert_eq!((outcome.update, outcome.metrics["loss/nan_count"], skipped), (Update::Applied, 2.0, 0));
+        assert_eq!(outcome.metrics["loss/mean"].to_bits(), rest.metrics["loss/mean"].to_bits());
+        assert_eq!(outcome.metrics["optim/grad_norm"].to_bits(), rest.metrics["optim/grad_norm"].to_bits());
+        assert!(with_bad == weights, "other weights");
+    }
+
+    let before = bits(&poisoned());
+    let (weights, none, skipped) = run(&[(1, true), (4, true)]);
+    assert_eq!((none.update, none.metrics["loss/nan_count"], skipped), (Update::NotFinite, 2.0, 1));
+    assert!(weights == before && !none.metrics.contains_key("loss/mean"));
+}
+
+#[test]
+fn validation_says_what_training_says() {
+    let still = SftParts { optim: adamw(0.0), batch_size: 64, micro_batch_size: 1, ..parts() };
+    let mut trainer = trainer(still, stored(&documents(20), None, None));
+    let validated = trainer.validate(&mut stored(&documents(20), None, Some(1))).unwrap()["val/loss"];
+    let mut once = SftTrainer::new(learner(2), SftParts { batch_size: 64, micro_batch_size: 1, ..parts() }, {
+        Box::new(stored(&documents(20), None, Some(1)))
+    })
+    .unwrap();
+    let trained = once.train_step().unwrap().unwrap().metrics["loss/mean"];
+    assert!((validated - trained).abs() < 1e-12, "{validated} {trained}");
+    trainer.train_step().unwrap();
+    assert_eq!(
+        trainer.validate(&mut stored(&documents(20), None, Some(1))).unwrap()["val/loss"].to_bits(),
+        validated.to_bits(),
+        "lr 0 moves"
+    );
+}
+
 #[test]
 fn it_learns_what_it_is_shown() {
-    let mut trainer = trainer(parts(), InMemory::new(documents(40), Some(1), None));
-    let before = trainer.validate(&documents(40)).unwrap()["val/loss"];
+    let mut trainer = trainer(parts(), stored(&documents(40), Some(1), None));
+    let before = trainer.validate(&mut stored(&documents(40), None, Some(1))).unwrap()["val/loss"];
     assert!((before - mean_nll(&documents(40))).abs() < 1e-6);
     for _ in 0..60 {
         assert_eq!(trainer.train_step().unwrap().unwrap().update, Update::Applied);
     }
-    let after = trainer.validate(&documents(40)).unwrap()["val/loss"];
+    let after = trainer.validate(&mut stored(&documents(40), None, Some(1))).unwrap()["val/loss"];
     assert!(after < 0.5 * before, "{before} → {after}");
 }
 
 #[test]
 fn validation_changes_nothing() {
-    let mut a = trainer(parts(), InMemory::new(documents(20), Some(1), None));
-    let mut b = trainer(parts(), InMemory::new(documents(20), Some(1), None));
+    let mut a = trainer(parts(), stored(&documents(20), Some(1), None));
+    let mut b = trainer(parts(), stored(&documents(20), Some(1), None));
     for _ in 0..3 {
-        a.validate(&documents(7)).unwrap();
+        a.validate(&mut stored(&documents(7), None, Some(1))).unwrap();
         a.train_step().unwrap();
         b.train_step().unwrap();
     }
     assert_eq!(bits(a.learner()), bits(b.learner()));
-    assert!(a.validate(&[]).unwrap().is_empty());
+    assert!(a.validate(&mut stored(&[], None, Some(1))).unwrap().is_empty());
 }
 
 #[test]
 fn a_resumed_run_goes_on_bit_for_bit() {
-    let source = || InMemory::new(documents(23), Some(9), None);
+    let source = || stored(&documents(23), Some(9), None);
     let (mut whole, mut first) = (trainer(parts(), source()), trainer(parts(), source()));
     for _ in 0..3 {
         whole.train_step().unwrap();
@@ -112,10 +213,54 @@ fn a_resumed_run_goes_on_bit_for_bit() {
 }
 
 #[test]
+fn a_mixture_says_what_it_is_made_of_and_goes_on_over_the_end_of_an_epoch() {
+    let source = || {
+        let parts = vec![part("a", &documents(9)), part("b", &documents(17)[9..])];
+        let turns = Turns { probabilities: Some(vec![0.7, 0.3]), until: Until::All, seed: 2 };
+        Mixture::new(parts, &turns, Some(4), None).unwrap()
+    };
+    let len = source().epoch_len();
+    let mut whole = trainer(parts(), source());
+    let mut metrics = Vec::new();
+    // The border of the first epoch lies within the last of the steps before the stop.
+    while whole.epoch() == 0 {
+        metrics.push(whole.train_step().unwrap().unwrap().metrics);
+    }
+    assert!(whole.progress().documents > len as u64);
+    let last = metrics.last().unwrap();
+    for what in ["samples", "tokens"] {
+        let share = |name: &str| last[&format!("progress/{name}/ratio_{what}")];
+        assert!((share("a") + share("b") - 1.0).abs() < 1e-12);
+        assert!(share("a") > share("b") && share("b") > 0.0, "{last:?}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    whole.state().unwrap().write(dir.path()).unwrap();
+    let weights = with_weights(whole.learner().decoder().unwrap());
+    let mut second = SftTrainer::new(weights, parts(), Box::new(source())).unwrap();
+    second.load_state(dir.path(), Skip::default()).unwrap();
+    for _ in 0..4 {
+        let (x, y) = (whole.train_step().unwrap().unwrap(), second.train_step().unwrap().unwrap());
+        let same = |name: &&String| !name.starts_with("time/") && !name.starts_with("perf/");
+        let of = |metrics: &prl_trainer::StepMetrics| -> Vec<(String, u64)> {
+            metrics.keys().filter(same).map(|name| (name.clone(), metrics[name].to_bits())).collect()
+        };
+        assert_eq!(of(&x.metrics), of(&y.metrics));
+    }
+    assert_eq!(bits(whole.learner()), bits(second.learner()));
+}
+
+#[test]
 fn a_generator_never_ends_and_metrics_are_complete() {
     let mut trainer = trainer(SftParts { peak_flops: Some(1e12), ..parts() }, Generated(|n| Ok(document(n))));
     let outcome = trainer.train_step().unwrap().unwrap();
-    let mut names = vec!["loss/mean", "perf/mfu", "perf/peak_memory", "perf/throughput", "perf/throughput_per_gpu"];
+    let mut names = vec![
+        "loss/mean",
+        "loss/nan_count",
+        "perf/mfu",
+        "perf/peak_memory",
+        "perf/throughput",
+        "perf/throughput_per_gpu",
+    ];
     names.extend(["optim/grad_norm", "optim/lr", "optim/skipped_steps", "optim/zero_grad_ratio"]);
     names.extend(["progress/epoch", "progress/num_samples", "progress/num_tokens", "progress/skipped_documents"]);
     names.extend(["time/forward_backward", "time/load_data", "time/step"]);

@@ -13,7 +13,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use prl_config::Kernels;
 use prl_inference::{Decode, Engine};
-use prl_model::{Bits, HubOptions};
+use prl_model::Bits;
 use prl_orchestrator::{
     Algorithm, Deps, EvalEnv, Observer, Purpose, Sampling, Scored, Settings, State, StepReport, TrainDeps, TrainEnv,
     TrainReport, Trainer,
@@ -72,8 +72,7 @@ pub async fn run(asked: &Eval, tasks: &Tasks) -> Result<Outcome, Failure> {
 }
 
 fn model_dir(name: &str) -> Result<PathBuf, Failure> {
-    let options = HubOptions::from_vars(|variable| std::env::var(variable).ok());
-    prl_model::resolve(name, &options).map_err(|error| Failure::input(format_args!("`--model`: {error}")))
+    prl_model::resolve(name, &assets::hub()).map_err(|error| Failure::input(format_args!("`--model`: {error}")))
 }
 
 /// No step is trained: after the evaluation of version 0 the run is over.

@@ -1,25 +1,26 @@
 //! Training documents of `prl sft`: conversations from files or from the tasks of an environment, or made-up ones. Owns
-//! where conversations come from; how they become tokens is the renderer's business.
+//! which of these a section means and the tasks of environments; how conversations become tokens is the renderer's business.
 
 use crate::assets;
 use crate::environments;
 use crate::failure::{Failure, input};
+use crate::sft::files::{self, Filling};
 use prl_config::{EnvHost, FakeData, Loaded, SftConfig, SftData, TrainEnv};
 use prl_environment::Pool;
 use prl_model::Decoder;
 use prl_orchestrator::derive;
-use prl_render::{Conversation, LossMask, Renderer, read_conversation, read_messages};
-use prl_trainer::{Document, Documents, Generated, InMemory, fake_document};
+use prl_render::{Conversation, LossMask, Renderer, read_messages};
+use prl_trainer::{Document, Documents, Generated, Mixture, Part, Turns, Until, fake_document};
 use prl_types::{Message, Role};
 use std::cell::OnceCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::runtime::{Handle, Runtime};
 
 /// Documents that are there, or a source that makes them without end.
 pub enum Data {
-    /// All there are.
-    All(Vec<Document>),
+    /// All there are, and how their sources take turns.
+    All(Vec<Part>, Turns),
     /// Task by task.
     Endless(Box<EnvTasks>),
     /// Made up for a vocabulary of this size.
@@ -40,7 +41,13 @@ impl<'a> Texts<'a> {
         Texts { loaded, model_dir, decoder, renderer: OnceCell::new() }
     }
 
-    fn renderer(&self) -> Result<&Arc<Renderer>, Failure> {
+    /// A path in the value of `key`.
+    pub fn path_of(&self, key: &str, value: &str) -> PathBuf {
+        self.loaded.path_of(key, value)
+    }
+
+    /// The tokenizer and its template.
+    pub fn renderer(&self) -> Result<&Arc<Renderer>, Failure> {
         if let Some(renderer) = self.renderer.get() {
             return Ok(renderer);
         }
@@ -67,9 +74,6 @@ pub struct EnvTasks {
     hint_template: String,
     seed: u64,
 }
-
-/// Skipped rows that are named one by one.
-const TOLD: usize = 10;
 
 /// What stands for the demonstration in a hint.
 const PLACE: &str = "{demonstration}";
@@ -108,21 +112,10 @@ impl EnvTasks {
 }
 
 /// One, or one for each turn where the template changes earlier ones.
-fn documents(renderer: &Renderer, conversation: &Conversation, loss: LossMask) -> Result<Vec<Document>, String> {
+pub fn documents(renderer: &Renderer, conversation: &Conversation, loss: LossMask) -> Result<Vec<Document>, String> {
     let samples = renderer.training_samples(&conversation.messages, &conversation.tools, loss);
     let samples = samples.map_err(|e| e.to_string())?.into_iter();
     Ok(samples.map(|s| Document { ids: s.ids, mask: s.mask }).collect())
-}
-
-/// Some token must be predicted, and from a token before it: documents are cut to rows.
-fn trainable(documents: &[Document], row: usize, key: &str) -> Result<(), Failure> {
-    if documents.iter().any(|document| document.mask.iter().take(row).skip(1).any(|target| *target)) {
-        return Ok(());
-    }
-    Err(Failure::input(format_args!(
-        "`{key}`: none of the {} conversations has a token to train on within {row} tokens; see `loss_mask` and `seq_len`",
-        documents.len()
-    )))
 }
 
 impl Data {
@@ -136,31 +129,7 @@ impl Data {
         match data {
             SftData::Fake(fake) => Ok(Data::Fake(fake.clone(), texts.decoder.config().vocab_size)),
             SftData::Files(files) => {
-                let (renderer, loss) = (texts.renderer()?, loss_of(&files.loss_mask));
-                let path = loaded.path_of(&format!("{key}.name"), &files.name);
-                let bad = || input(format!("`{key}.name`"));
-                let (mut documents, mut skipped, mut good) = (Vec::new(), Vec::new(), 0);
-                for row in prl_data::rows(&path).map_err(bad())? {
-                    let row = row.map_err(bad())?;
-                    let conversation = row.value.and_then(|value| read_conversation(&value));
-                    match conversation.and_then(|conversation| self::documents(renderer, &conversation, loss)) {
-                        Ok(samples) => {
-                            good += 1;
-                            documents.extend(samples);
-                        }
-                        Err(reason) => skipped.push((row.place, reason)),
-                    }
-                }
-                for (place, reason) in skipped.iter().take(TOLD) {
-                    tracing::warn!(target: "prl_trainer", "{place}: row skipped: {reason}");
-                }
-                if skipped.len() > TOLD {
-                    let (bad, all) = (skipped.len(), good + skipped.len());
-                    tracing::warn!(target: "prl_trainer", "{}: {bad} of {all} rows are skipped", path.display());
-                }
-                prl_data::check_share(&path, good, &skipped).map_err(bad())?;
-                trainable(&documents, data.seq_len(), &format!("{key}.name"))?;
-                Ok(Data::All(documents))
+                Ok(Data::All(files::parts(texts, key, files, loss_of(&files.loss_mask))?, files::turns(files)))
             }
             SftData::Env(env) => {
                 let (renderer, loss) = (texts.renderer()?, loss_of(&env.loss_mask));
@@ -199,10 +168,12 @@ impl Data {
                 let failed = || input(format!("`{key}`: environment `{name}`"));
                 match len {
                     Some(len) => {
-                        let documents = (0..len).map(|i| tasks.documents(i)).collect::<Result<Vec<_>, _>>();
-                        let documents = documents.map_err(failed())?.concat();
-                        trainable(&documents, data.seq_len(), key)?;
-                        Ok(Data::All(documents))
+                        let mut filling = Filling::new(key, data.seq_len())?;
+                        for index in 0..len {
+                            filling.push(tasks.documents(index).map_err(failed())?)?;
+                        }
+                        let turns = Turns { probabilities: None, until: Until::All, seed: env.seed };
+                        Ok(Data::All(vec![filling.finish(&env.split)?], turns))
                     }
                     None => {
                         // One document shows whether the rest can be made.
@@ -214,10 +185,10 @@ impl Data {
         }
     }
 
-    /// All documents, for validation.
-    pub fn all(self, key: &str) -> Result<Vec<Document>, Failure> {
+    /// All documents once and in order, for validation on the section `key`.
+    pub fn once(self, key: &str) -> Result<Mixture, Failure> {
         match self {
-            Data::All(documents) => Ok(documents),
+            Data::All(parts, turns) => Mixture::new(parts, &turns, None, Some(1)).map_err(input(format!("`{key}`"))),
             Data::Endless(_) => Err(Failure::input(format_args!(
                 "`{key}.num_examples` must say how many tasks of the unbounded split to use"
             ))),
@@ -226,11 +197,14 @@ impl Data {
     }
 
     /// The source the trainer draws from.
-    pub fn into_documents(self, data: &SftData) -> Box<dyn Documents> {
+    pub fn into_documents(self, data: &SftData) -> Result<Box<dyn Documents>, Failure> {
         match self {
-            Data::All(documents) => Box::new(InMemory::new(documents, data.shuffle().then(|| data.seed()), None)),
-            Data::Endless(tasks) => Box::new(Generated(move |n| tasks.document(n))),
-            Data::Fake(fake, vocab_size) => Box::new(Generated(move |n| Ok(fake_document(&fake, vocab_size, n)))),
+            Data::All(parts, turns) => {
+                let shuffle = data.shuffle().then(|| data.seed());
+                Ok(Box::new(Mixture::new(parts, &turns, shuffle, None).map_err(input("`data`"))?))
+            }
+            Data::Endless(tasks) => Ok(Box::new(Generated(move |n| tasks.document(n)))),
+            Data::Fake(fake, vocab_size) => Ok(Box::new(Generated(move |n| Ok(fake_document(&fake, vocab_size, n))))),
         }
     }
 }

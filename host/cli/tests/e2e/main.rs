@@ -8,6 +8,7 @@ mod algo;
 mod bad_input;
 mod config;
 mod ctl;
+mod data;
 mod diff;
 mod doctor;
 mod env;
@@ -25,4 +26,6 @@ mod scheduling;
 mod served;
 mod sft;
 mod signals;
+#[path = "../../../hub/tests/common/mod.rs"]
+mod stand_in;
 mod support;

@@ -26,7 +26,9 @@ pub use orchestrator::{
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
 pub use services::{FrozenModel, Grant, LlmRole, PolicyClient};
-pub use sft::{EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal};
+pub use sft::{
+    EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal, StoppingStrategy,
+};
 pub use trainer::{
     AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, CustomLoss, DebugModel,
     DefaultLoss, FakeBatches, IpoLoss, LinearScheduler, Loss, Muon, Optim, Scheduler, Sgd, SignSgd, TrainerCkpt,

@@ -67,13 +67,33 @@ macro_rules! conversations_section {
     };
 }
 
+choice! {
+    /// When an epoch of several sources has ended.
+    pub enum StoppingStrategy {
+        /// One source has been gone through.
+        "first_exhausted" => FirstExhausted,
+        /// Every source has been gone through; those that were before begin again.
+        "all_exhausted" => AllExhausted,
+    }
+}
+
 conversations_section! {
     /// Conversations from files.
     FileData {
-        /// A .jsonl file or a folder of them, relative to this file.
+        /// A file (.jsonl, .json, .parquet) or a folder of them, relative to this file, or a dataset's id on the hub.
         name: String = String::new() => [Required, Path];
+        /// Branch, tag or commit of the hub's dataset; none means main (not in prime-rl).
+        revision: Option<String> = None;
+        /// Subsets to train on together; none means the only or the default one.
+        subsets: Option<Vec<String>> = None;
+        /// Splits to train on together, or that of each of `subsets`; none means train.
+        splits: Option<Vec<String>> = None;
+        /// Shares of draws of each subset or split, 1 together; without it they take turns one by one.
+        probabilities: Option<Vec<f64>> = None;
+        /// When an epoch of several subsets or splits ends.
+        stopping_strategy: StoppingStrategy = StoppingStrategy::AllExhausted;
     }
-    unsupported ["subsets", "splits", "probabilities", "stopping_strategy", "pack_function"]
+    unsupported ["pack_function"]
 }
 
 /// How `opsd` shows a demonstration unless it is told otherwise.

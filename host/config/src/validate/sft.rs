@@ -2,7 +2,7 @@
 
 use super::{clean_or_resume, fresh, model, optim, renderer, scheduler};
 use crate::loaded::Validator;
-use crate::tables::{SftConfig, SftData};
+use crate::tables::{FileData, SftConfig, SftData};
 
 /// Reports what does not fit together.
 pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
@@ -45,6 +45,9 @@ fn data(section: &str, data: &SftData, v: &mut Validator<'_>) {
         let key = format!("{section}.hint_template");
         v.fail(&[&key], format!("`{key}` has no {{demonstration}}, so that no demonstration would be shown"));
     }
+    if let SftData::Files(files) = data {
+        mixture(section, files, v);
+    }
     let Some(mask) = data.loss_mask() else { return };
     if !(mask.system || mask.user || mask.assistant || mask.tool) {
         let key = format!("{section}.loss_mask");
@@ -53,4 +56,48 @@ fn data(section: &str, data: &SftData, v: &mut Validator<'_>) {
             format!("`{key}` is false for every role: nothing would be trained"),
         );
     }
+}
+
+/// Lists that say what is mixed must belong together.
+fn mixture(section: &str, files: &FileData, v: &mut Validator<'_>) {
+    let [subsets_key, splits_key, key] = ["subsets", "splits", "probabilities"].map(|k| format!("{section}.{k}"));
+    let (subsets, splits) = (files.subsets.as_deref(), files.splits.as_deref());
+    for (key, list) in [(&subsets_key, subsets), (&splits_key, splits)] {
+        if list.is_some_and(<[String]>::is_empty) {
+            v.fail(&[key], format!("`{key}` is empty: leave it out"));
+            return;
+        }
+    }
+    if let (Some(a), Some(b)) = (subsets, splits)
+        && a.len() != b.len()
+    {
+        let message = format!(
+            "`{subsets_key}` ({}) and `{splits_key}` ({}) must be as long as each other: a split for each subset",
+            a.len(),
+            b.len()
+        );
+        v.fail(&[&splits_key, &subsets_key], message);
+        return;
+    }
+    let parts = subsets.or(splits).map_or(0, <[String]>::len);
+    let named = |at: usize| (subsets.map(|names| &names[at]), splits.map(|names| &names[at]));
+    let twice = (0..parts).find_map(|at| Some((at, (at + 1..parts).find(|other| named(*other) == named(at))?)));
+    if let Some((at, other)) = twice {
+        let key = if subsets.is_some() { &subsets_key } else { &splits_key };
+        v.fail(&[key], format!("`{key}` names the same data twice, at places {} and {}", at + 1, other + 1));
+    }
+    let Some(probabilities) = &files.probabilities else { return };
+    let sum: f64 = probabilities.iter().sum();
+    let message = match parts {
+        0 => format!("`{key}` needs `{subsets_key}` or `{splits_key}`: it says how often each is drawn from"),
+        n if n != probabilities.len() => {
+            format!("`{key}` has {} entries for {n} subsets or splits", probabilities.len())
+        }
+        _ if probabilities.iter().any(|p| !p.is_finite() || *p <= 0.0) => {
+            format!("`{key}` must all be above 0: leave out what is not to be drawn from")
+        }
+        _ if (sum - 1.0).abs() > 1e-6 => format!("`{key}` must be 1 together, not {sum}"),
+        _ => return,
+    };
+    v.fail(&[&key], message);
 }

@@ -7,7 +7,8 @@ use std::path::Path;
 /// Entries in the tiny model's vocabulary.
 pub const VOCAB: u32 = 29;
 
-const CONFIG: &str = r#"{
+/// Of the tiny model.
+pub const CONFIG: &str = r#"{
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 29, "hidden_size": 16,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 40, "rms_norm_eps": 1e-6, "max_position_embeddings": 128, "rope_theta": 10000.0,

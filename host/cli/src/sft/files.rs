@@ -1,0 +1,211 @@
+//! From the files that a data section names to documents on disk. Owns which files these are, what is said about rows that
+//! cannot be used, and where documents are kept while the run lasts; how rows become tokens is the renderer's business.
+
+use crate::assets;
+use crate::caches;
+use crate::failure::{Failure, input};
+use crate::sft::data::{Texts, documents};
+use prl_config::{FileData, StoppingStrategy};
+use prl_data::{DataError, Row, Skipped, Wanted};
+use prl_render::{LossMask, Renderer, read_conversation};
+use prl_trainer::{Document, Part, SpoolWriter, Turns, Until};
+use rayon::prelude::*;
+use std::path::{Path, PathBuf};
+
+/// Rows that are rendered at a time.
+const BATCH: usize = 256;
+
+/// Documents that are being put on disk.
+pub struct Filling {
+    key: String,
+    row: usize,
+    writer: SpoolWriter,
+    folder: PathBuf,
+    conversations: u64,
+    documents: u64,
+    tokens: u64,
+    trainable: bool,
+}
+
+impl Filling {
+    /// For the section `key`, whose rows have `row` tokens. The file has no name: it is gone when the process is.
+    pub fn new(key: &str, row: usize) -> Result<Self, Failure> {
+        let folder = caches::folder("documents").unwrap_or_else(std::env::temp_dir);
+        let file = std::fs::create_dir_all(&folder).and_then(|()| tempfile::tempfile_in(&folder));
+        let file = file.map_err(|e| no_room(key, &folder, &e))?;
+        Ok(Filling {
+            key: key.to_owned(),
+            row,
+            writer: SpoolWriter::new(file),
+            folder,
+            conversations: 0,
+            documents: 0,
+            tokens: 0,
+            trainable: false,
+        })
+    }
+
+    /// Adds the documents of a conversation.
+    pub fn push(&mut self, documents: Vec<Document>) -> Result<(), Failure> {
+        self.conversations += 1;
+        for document in documents {
+            self.documents += 1;
+            self.tokens += document.ids.len() as u64;
+            // Some token must be predicted, and from a token before it: documents are cut to rows.
+            self.trainable |= document.mask.iter().take(self.row).skip(1).any(|target| *target);
+            self.writer.push(&document).map_err(|e| no_room(&self.key, &self.folder, &e))?;
+        }
+        Ok(())
+    }
+
+    /// All of it, as the part `name`.
+    pub fn finish(self, name: &str) -> Result<Part, Failure> {
+        let Filling { key, row, writer, folder, conversations, documents, tokens, trainable } = self;
+        if !trainable {
+            return Err(Failure::input(format_args!(
+                "`{key}`: none of the {conversations} conversations has a token to train on within {row} tokens; see \
+                 `loss_mask` and `seq_len`"
+            )));
+        }
+        tracing::info!(
+            target: "prl_trainer",
+            "`{key}`: {conversations} conversations ({name}) are {documents} documents of {tokens} tokens"
+        );
+        let documents = writer.finish().map_err(|e| no_room(&key, &folder, &e))?;
+        Ok(Part { name: name.to_owned(), documents })
+    }
+}
+
+fn no_room(key: &str, folder: &Path, error: &std::io::Error) -> Failure {
+    Failure::run(format_args!(
+        "`{key}`: its tokens cannot be kept in `{}`: {error}; `XDG_CACHE_HOME` names another place",
+        folder.display()
+    ))
+}
+
+/// What the section `key` wants, each with the name that metrics give it.
+fn wanted(files: &FileData) -> Vec<(String, Wanted)> {
+    let subset = |name: &String| Some(name.clone());
+    let wanted: Vec<Wanted> = match (&files.subsets, &files.splits) {
+        (None, None) => vec![Wanted::default()],
+        (Some(subsets), None) => {
+            subsets.iter().map(|name| Wanted { subset: subset(name), ..Wanted::default() }).collect()
+        }
+        (None, Some(splits)) => splits.iter().map(|split| Wanted { subset: None, split: split.clone() }).collect(),
+        (Some(subsets), Some(splits)) => {
+            let both = subsets.iter().zip(splits);
+            both.map(|(name, split)| Wanted { subset: subset(name), split: split.clone() }).collect()
+        }
+    };
+    let name = |one: &Wanted| match &one.subset {
+        None => one.split.clone(),
+        Some(subset) if wanted.iter().filter(|other| other.subset == one.subset).count() == 1 => subset.clone(),
+        Some(subset) => format!("{subset}/{}", one.split),
+    };
+    let names: Vec<String> = wanted.iter().map(name).collect();
+    names.into_iter().zip(wanted).collect()
+}
+
+/// How the section's sources take turns.
+pub fn turns(files: &FileData) -> Turns {
+    let until = match files.stopping_strategy {
+        StoppingStrategy::FirstExhausted => Until::First,
+        StoppingStrategy::AllExhausted => Until::All,
+    };
+    Turns { probabilities: files.probabilities.clone(), until, seed: files.seed }
+}
+
+/// The documents of the section `key`: a part for each subset or split.
+pub fn parts(texts: &Texts<'_>, key: &str, files: &FileData, loss: LossMask) -> Result<Vec<Part>, Failure> {
+    let renderer = texts.renderer()?;
+    let key = format!("{key}.name");
+    let bad = |error: DataError| input(format!("`{key}`"))(error);
+    let (names, wanted): (Vec<String>, Vec<Wanted>) = wanted(files).into_iter().unzip();
+    let (path, found) = find(texts, &key, files, &wanted)?;
+    let mut parts = Vec::new();
+    for (name, found) in names.into_iter().zip(found) {
+        let mut rows = prl_data::rows(found).map_err(bad)?;
+        let (mut filling, mut skipped) = (Filling::new(&key, files.seq_len)?, Skipped::default());
+        loop {
+            let batch: Vec<Row> = rows.by_ref().take(BATCH).collect::<Result<_, _>>().map_err(bad)?;
+            if batch.is_empty() {
+                break;
+            }
+            let read: Vec<_> = batch.into_par_iter().map(|row| (row.place, read(renderer, row.value, loss))).collect();
+            for (place, read) in read {
+                match read {
+                    Ok(documents) => filling.push(documents)?,
+                    Err(reason) => skipped.note(place, reason),
+                }
+            }
+        }
+        tell(&path, &skipped, filling.conversations);
+        skipped.check_share(&path, filling.conversations).map_err(bad)?;
+        parts.push(filling.finish(&name)?);
+    }
+    Ok(parts)
+}
+
+/// What the data is called, and the files of each part: of the local file or folder of that name, else of the hub's
+/// dataset.
+fn find(
+    texts: &Texts<'_>,
+    key: &str,
+    files: &FileData,
+    wanted: &[Wanted],
+) -> Result<(PathBuf, Vec<Vec<PathBuf>>), Failure> {
+    let (path, revision) = (texts.path_of(key, &files.name), files.revision.as_deref());
+    let bad = || input(format!("`{key}`"));
+    // A misspelt file is not looked for on the hub.
+    if path.exists() || !prl_hub::is_hub_id(&files.name) || prl_data::is_file_name(&files.name) {
+        if revision.is_some() {
+            let key = key.replace(".name", ".revision");
+            let path = path.display();
+            return Err(Failure::input(format_args!("`{key}` is for datasets of the hub, and `{path}` is not one")));
+        }
+        let found = wanted.iter().map(|one| prl_data::find(&path, one)).collect::<Result<_, _>>();
+        return found.map(|found| (path, found)).map_err(bad());
+    }
+    let found = prl_data::fetch(&files.name, revision, wanted, &assets::hub()).map_err(bad())?;
+    Ok((PathBuf::from(&files.name), found))
+}
+
+fn read(
+    renderer: &Renderer,
+    value: Result<serde_json::Value, String>,
+    loss: LossMask,
+) -> Result<Vec<Document>, String> {
+    documents(renderer, &read_conversation(&value?)?, loss)
+}
+
+fn tell(path: &Path, skipped: &Skipped, good: u64) {
+    for (place, reason) in &skipped.first {
+        tracing::warn!(target: "prl_trainer", "{place}: row skipped: {reason}");
+    }
+    let bad = skipped.count;
+    if bad > skipped.first.len() as u64 {
+        tracing::warn!(target: "prl_trainer", "{}: {bad} of {} rows are skipped", path.display(), good + bad);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_named_by_what_tells_them_apart() {
+        let names = |subsets: &[&str], splits: &[&str]| {
+            let list =
+                |names: &[&str]| Some(names.iter().map(|n| n.to_string()).collect()).filter(|l: &Vec<_>| !l.is_empty());
+            let files = FileData { subsets: list(subsets), splits: list(splits), ..FileData::default() };
+            wanted(&files).into_iter().map(|(name, w)| (name, w.subset, w.split)).collect::<Vec<_>>()
+        };
+        let one =
+            |name: &str, subset: Option<&str>, split: &str| (name.into(), subset.map(str::to_owned), split.into());
+        assert_eq!(names(&[], &[]), [one("train", None, "train")]);
+        assert_eq!(names(&["a", "b"], &[]), [one("a", Some("a"), "train"), one("b", Some("b"), "train")]);
+        assert_eq!(names(&[], &["x", "y"]), [one("x", None, "x"), one("y", None, "y")]);
+        let both = [one("a/x", Some("a"), "x"), one("b", Some("b"), "x"), one("a/y", Some("a"), "y")];
+        assert_eq!(names(&["a", "b", "a"], &["x", "x", "y"]), both);
+    }
+}

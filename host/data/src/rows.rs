@@ -1,0 +1,148 @@
+//! The rows of files: JSON lines, lists in JSON, Parquet. Owns the formats; must not know which files are wanted.
+
+use crate::{DataError, wrong};
+use parquet::errors::ParquetError;
+use parquet::file::reader::SerializedFileReader;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::Value;
+use std::fmt::{self, Formatter};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+/// Values of a list that are read ahead.
+const AHEAD: usize = 16;
+
+/// A row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// `file:line`, or `file: row N` where there are no lines; counted from 1.
+    pub place: String,
+    /// What it holds, or why that cannot be said.
+    pub value: Result<Value, String>,
+}
+
+type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
+
+/// The rows of all files, one after the other: `.jsonl` and `.ndjson` have one JSON value a line, `.json` has a list of them
+/// or the same, `.parquet` a record each, whose structs and lists become objects and arrays and whose absent values are
+/// `null`. A file of another ending is JSON lines. A few rows are in memory at a time.
+///
+/// # Errors
+/// A file that cannot be read: of the first one now, of others from the iterator.
+pub fn rows(files: Vec<PathBuf>) -> Result<impl Iterator<Item = Result<Row, DataError>>, DataError> {
+    let mut files = files.into_iter();
+    // The first file's errors are told before anything else happens.
+    let first = files.next().map(open).transpose()?;
+    let rest = files.flat_map(|file| match open(file) {
+        Ok(rows) => rows,
+        Err(error) => Box::new(std::iter::once(Err(error))),
+    });
+    Ok(first.into_iter().flatten().chain(rest))
+}
+
+fn open(path: PathBuf) -> Result<Rows, DataError> {
+    let file = File::open(&path).map_err(|e| wrong(&path, e))?;
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("parquet") => parquet(path, file),
+        Some("json") => {
+            let mut file = BufReader::new(file);
+            let is_list = begins_a_list(&mut file).and_then(|is| file.rewind().map(|()| is));
+            match is_list.map_err(|e| wrong(&path, e))? {
+                true => list(path, file),
+                false => Ok(Box::new(lines(path, file))),
+            }
+        }
+        _ => Ok(Box::new(lines(path, BufReader::new(file)))),
+    }
+}
+
+fn begins_a_list(file: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = file.fill_buf()?;
+        match bytes.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            Some(first) => return Ok(*first == b'['),
+            None if bytes.is_empty() => return Ok(false),
+            None => {
+                let blank = bytes.len();
+                file.consume(blank);
+            }
+        }
+    }
+}
+
+fn lines(path: PathBuf, file: BufReader<File>) -> impl Iterator<Item = Result<Row, DataError>> {
+    let mut file = Some(file);
+    let (mut number, mut line) = (0, Vec::new());
+    std::iter::from_fn(move || {
+        loop {
+            line.clear();
+            match file.as_mut()?.read_until(b'\n', &mut line) {
+                Ok(0) => return None,
+                Ok(_) => {}
+                Err(error) => {
+                    file = None;
+                    return Some(Err(wrong(&path, error)));
+                }
+            }
+            number += 1;
+            if !line.trim_ascii().is_empty() {
+                let place = format!("{}:{number}", path.display());
+                return Some(Ok(Row { place, value: serde_json::from_slice(&line).map_err(|e| e.to_string()) }));
+            }
+        }
+    })
+}
+
+/// The parser hands values out of its own recursion, so it has a thread to itself. It ends when nobody takes them.
+fn list(path: PathBuf, file: BufReader<File>) -> Result<Rows, DataError> {
+    let (sender, values) = sync_channel(AHEAD);
+    let parse = move || {
+        let mut parser = serde_json::Deserializer::from_reader(file);
+        let ended = (&mut parser).deserialize_seq(Items(&sender)).and_then(|()| parser.end());
+        if let Err(error) = ended {
+            // Nobody may be there to hear it.
+            let _ = sender.send(Err(error.to_string()));
+        }
+    };
+    std::thread::Builder::new().name("json".into()).spawn(parse).map_err(|e| wrong(&path, e))?;
+    Ok(Box::new(values.into_iter().enumerate().map(move |(at, value)| match value {
+        Ok(value) => Ok(Row { place: format!("{}: row {}", path.display(), at + 1), value: Ok(value) }),
+        Err(error) => Err(wrong(&path, format!("it is no list in JSON: {error}"))),
+    })))
+}
+
+/// Sends each value of a list.
+struct Items<'a>(&'a SyncSender<Result<Value, String>>);
+
+impl<'de> Visitor<'de> for Items<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while let Some(value) = items.next_element()? {
+            self.0.send(Ok(value)).map_err(A::Error::custom)?;
+        }
+        Ok(())
+    }
+}
+
+fn parquet(path: PathBuf, file: File) -> Result<Rows, DataError> {
+    let told = |path: &Path, error: ParquetError| wrong(path, format!("it is no whole Parquet file: {error}"));
+    let reader = SerializedFileReader::new(file).map_err(|e| told(&path, e))?;
+    let mut records = Some(reader.into_iter().enumerate());
+    Ok(Box::new(std::iter::from_fn(move || match records.as_mut()?.next()? {
+        (at, Ok(record)) => {
+            let place = format!("{}: row {}", path.display(), at + 1);
+            Some(Ok(Row { place, value: Ok(record.to_json_value()) }))
+        }
+        (_, Err(error)) => {
+            records = None;
+            Some(Err(told(&path, error)))
+        }
+    })))
+}
