@@ -91,7 +91,8 @@ fn agreement(kind: &str, [c, other]: &[Arc<Context>; 2]) -> Result<bool, CudaErr
             };
             let want = |s| if part + 1 == parts { Want::Token(Draw::plain(1.0, uniform(s, 0))) } else { Want::Nothing };
             let items = caches.iter_mut().zip(which);
-            let items = items.map(|(cache, s)| Item { cache, ids: cut(*s), follows: None, want: want(*s), adapter: None });
+            let items =
+                items.map(|(cache, s)| Item { cache, ids: cut(*s), follows: None, want: want(*s), adapter: None });
             let mut items: Vec<_> = items.filter(|item| !item.ids.is_empty()).collect();
             for (i, answer) in sampling.extend(&mut items)?.into_iter().enumerate() {
                 if let Answer::Token(id, logprob) = answer {
@@ -275,8 +276,10 @@ fn filled(s: &Sampling<bf16>, batch: usize, prompt: &[u32]) -> Result<Caches, Cu
     let meter = prl_kernels::Meter::default();
     let mut caches: Caches = (0..batch).map(|_| s.new_cache(&meter)).collect();
     for chunk in caches.chunks_mut(16) {
-        let mut items: Vec<Item<'_, bf16>> =
-            chunk.iter_mut().map(|cache| Item { cache, ids: prompt, follows: None, want: Want::Nothing, adapter: None }).collect();
+        let mut items: Vec<Item<'_, bf16>> = chunk
+            .iter_mut()
+            .map(|cache| Item { cache, ids: prompt, follows: None, want: Want::Nothing, adapter: None })
+            .collect();
         s.extend(&mut items)?;
     }
     Ok(caches)
@@ -297,7 +300,8 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
     let (shape, lora) = shape.strip_suffix(":lora").map_or((shape, false), |s| (s, true));
     let Some((batch, len)) = pair(shape) else { return Ok(()) };
     let sampling = sampling(c, dims, weights)?;
-    let adapters = (0..if lora { 8 } else { 0 }).map(|_| sampling.bring(&low_ranks(dims))).collect::<Result<Vec<_>, _>>()?;
+    let adapters =
+        (0..if lora { 8 } else { 0 }).map(|_| sampling.bring(&low_ranks(dims))).collect::<Result<Vec<_>, _>>()?;
     let prompt: Vec<u32> = (0..len).map(|i| ((i * 31 + 7) % dims.vocab) as u32).collect();
     let mut caches = filled(&sampling, batch, &prompt)?;
     let mut ids = vec![[5u32]; batch];
@@ -307,10 +311,12 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
         let follows = |i| ahead.then_some(i);
         let items = caches.iter_mut().zip(ids).enumerate();
         sampling.begin(
-            &mut items.map(|(i, (cache, ids))| {
-                let adapter = if lora { adapters.get(i % 8) } else { None };
-                Item { cache, ids, follows: follows(i), want, adapter }
-            }).collect::<Vec<_>>(),
+            &mut items
+                .map(|(i, (cache, ids))| {
+                    let adapter = if lora { adapters.get(i % 8) } else { None };
+                    Item { cache, ids, follows: follows(i), want, adapter }
+                })
+                .collect::<Vec<_>>(),
         )
     };
     let mut times = Vec::new();
@@ -355,7 +361,8 @@ fn decode(c: &Arc<Context>, dims: &Dims, weights: &Grads, shape: &str) -> Done {
 
 /// Additions of rank 16 to every matrix.
 fn low_ranks(d: &Dims) -> Vec<AdapterLayer> {
-    let pair = |out: usize, input: usize| Some(LowRank { a: vec![0.01; 16 * input], b: vec![0.01; out * 16], rank: 16 });
+    let pair =
+        |out: usize, input: usize| Some(LowRank { a: vec![0.01; 16 * input], b: vec![0.01; out * 16], rank: 16 });
     let (h, q, kv, f) = (d.hidden, d.q_width(), d.kv_width(), d.ffn);
     let layer = |_| AdapterLayer {
         q: pair(q, h),

@@ -6,7 +6,7 @@
 //! `tests/gpu/torch_grads.py` and `torch_sft.py` say what the files hold.
 
 use prl_model::{
-    AdamWNumbers, Arithmetic, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, Packed, Recompute, Stepper,
+    AdamWNumbers, Arithmetic, Bits, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, Packed, Recompute, Stepper,
 };
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ fn learner(model: &str, on: &str, recompute: bool) -> Fallible<Learner> {
     let recompute = Recompute { every: usize::from(recompute), all: true, ..Recompute::NOTHING };
     let on_gpu = |arithmetic| {
         let options = GpuOptions { arithmetic, recompute, head_chunk: 1024, tokens: 0 };
-        Learner::on_gpu(decoder.clone(), &Gpu::open(0, None, false)?, &options)
+        Learner::on_gpu(decoder.clone(), &Gpu::open(0, None, Bits::default())?, &options)
     };
     Ok(match on {
         "cpu" => Learner::new(decoder, Kernels::Fast, 256)?,

@@ -7,7 +7,8 @@ use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 use crate::learner::{GpuPasses, Rows, inverse};
 use crate::sample::{CacheKind, check_ids};
 use crate::{
-    Adapter, Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Score, Snapshot, Underway, Want,
+    Adapter, Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Score, Snapshot, Underway,
+    Want,
 };
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
@@ -15,8 +16,8 @@ use prl_kernels::cuda::decoder::{
 use prl_kernels::cuda::{AdamStep, Context, CudaError, Element, LowRanks, UsedBytes, bf16};
 use prl_kernels::{Meter, Rope};
 use prl_types::TokenId;
-use std::path::Path;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Streams of one GPU.

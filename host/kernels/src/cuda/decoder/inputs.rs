@@ -209,8 +209,14 @@ mod tests {
 
     #[test]
     fn blocks_are_as_long_as_their_counts_say_and_aligned() {
-        let mut inputs =
-            Inputs { ids: vec![1, 2, 3], tables: vec![9], adapters: vec![0], wanted: vec![2], scored: vec![1], ..Inputs::default() };
+        let mut inputs = Inputs {
+            ids: vec![1, 2, 3],
+            tables: vec![9],
+            adapters: vec![0],
+            wanted: vec![2],
+            scored: vec![1],
+            ..Inputs::default()
+        };
         let to = Counts { rows: 5, sequences: 4, wanted: 3, scored: 2, rank: 0 };
         inputs.pad(to);
         assert_eq!(inputs.counts(), to);

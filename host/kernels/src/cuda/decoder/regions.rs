@@ -3,8 +3,8 @@
 //! Owns what is computed from what. Must not know who asked for it or where answers go.
 
 use crate::cuda::{
-    AddedTo, Attention, CacheRows, Context, CudaError, CudaSlice, CudaView, Element, In, LowRankRows, Matrix, Onto, Out,
-    QueryTiles, RopeTable, Tiles,
+    AddedTo, Attention, CacheRows, Context, CudaError, CudaSlice, CudaView, Element, In, LowRankRows, Matrix, Onto,
+    Out, QueryTiles, RopeTable, Tiles,
 };
 
 use super::arena::{Arena, Region, bytes};
@@ -93,7 +93,8 @@ impl<T: Element> Sampling<T> {
     pub(super) fn regions<'a>(&self, pass: &Pass, arena: &'a mut Arena) -> Result<Regions<'a, T>, CudaError> {
         let mut carver = arena.carve();
         let lens = self.region_lens(pass).map(|(len, _)| len);
-        let [x, mid, y, rstd, qkv, q, k, out, gate_up, act, lse, low, scratch, last, hidden, logits, ids, scores] = lens;
+        let [x, mid, y, rstd, qkv, q, k, out, gate_up, act, lse, low, scratch, last, hidden, logits, ids, scores] =
+            lens;
         Ok(Regions {
             x: carver.take(x)?,
             mid: carver.take(mid)?,

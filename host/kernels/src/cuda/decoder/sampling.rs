@@ -5,9 +5,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{AdapterLayer, Meter};
 use crate::cuda::context::driver;
 use crate::cuda::{CacheLayout, Context, CudaError, CudaSlice, DrawRows, Element, LowRanks, RopeTable, check};
+use crate::{AdapterLayer, Meter};
 
 use super::arena::Arena;
 use super::cache::Cache;

@@ -187,7 +187,13 @@ fn sampling<T: Element>(
         let next = &ids[51 + step..52 + step];
         let greedy = Want::Token(Draw::plain(1.0, -1.0));
         let wants = [if step % 2 == 0 { greedy } else { Want::Logits }, Want::Logits, greedy];
-        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item { cache, ids: next, follows: None, want, adapter: None });
+        let items = ours.iter_mut().zip(wants).map(|(cache, want)| Item {
+            cache,
+            ids: next,
+            follows: None,
+            want,
+            adapter: None,
+        });
         let got = sampling.extend(&mut items.collect::<Vec<_>>())?;
         let items = theirs.iter_mut().map(|cache| ExtendItem { cache, ids: next, logits: 1, adapter: None });
         let rows = crate::extend(view, &mut items.collect::<Vec<_>>());
@@ -220,8 +226,9 @@ fn sampling<T: Element>(
     }
     // A step that begins before the answers of the one before are there, and scores of what it drew.
     let greedy = Want::Token(Draw::plain(1.0, -1.0));
-    let ahead =
-        |cache: &mut Cache<T>, ids: &[u32], follows, want| sampling.begin(&mut [Item { cache, ids, follows, want, adapter: None }]);
+    let ahead = |cache: &mut Cache<T>, ids: &[u32], follows, want| {
+        sampling.begin(&mut [Item { cache, ids, follows, want, adapter: None }])
+    };
     let mut cache = ours[0].clone();
     let first = ahead(&mut cache, &ids[55..56], None, greedy)?;
     let second = ahead(&mut cache, &ids[..1], Some(0), greedy)?;
@@ -251,7 +258,13 @@ fn sampling<T: Element>(
     // The most likely token, asked for as logits and as a token.
     let ask = |want| {
         let mut cache = ours[0].clone();
-        let answers = sampling.extend(&mut [Item { cache: &mut cache, ids: &ids[55..56], follows: None, want, adapter: None }])?;
+        let answers = sampling.extend(&mut [Item {
+            cache: &mut cache,
+            ids: &ids[55..56],
+            follows: None,
+            want,
+            adapter: None,
+        }])?;
         Ok::<_, CudaError>(answers.into_iter().next())
     };
     let (row, drawn) = (ask(Want::Logits)?, ask(Want::Token(Draw::plain(1.0, -1.0)))?);
