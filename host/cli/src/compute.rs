@@ -6,7 +6,8 @@ use crate::logging;
 use prl_config::{AcMode, AcTarget, MatmulPrecision, Optim, TrainerModel};
 use prl_kernels::libraries::LibraryError;
 use prl_model::{
-    Arithmetic, Bits, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError, Recompute,
+    Arithmetic, Bits, Decoder, Device, GPU_PASS_TOKENS, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError,
+    Recompute,
 };
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ pub struct Compute {
     gpu: Option<Gpu>,
     /// Whether the configuration leaves the device open.
     auto: bool,
+    bits: Bits,
 }
 
 impl Compute {
@@ -60,12 +62,17 @@ impl Compute {
                 None
             }
         };
-        Ok(Compute { device, kernels, gpu, auto: false })
+        Ok(Compute { device, kernels, gpu, auto: false, bits })
     }
 
     /// Whether our own kernels run on a GPU.
     pub fn on_gpu(&self) -> bool {
         self.gpu.is_some()
+    }
+
+    /// Tokens of a training pass over rows of at most `row`, as [`Learner::pass_tokens`] has it.
+    pub fn pass_tokens(&self, row: usize) -> usize {
+        if self.on_gpu() { row.max(GPU_PASS_TOKENS) } else { row }
     }
 
     /// Whether the optimiser at `key` is to be had here.
@@ -126,6 +133,12 @@ impl Compute {
             MatmulPrecision::Highest => Arithmetic::F32,
             MatmulPrecision::High | MatmulPrecision::Medium => Arithmetic::Bf16,
         };
+        if self.bits.exact && arithmetic == Arithmetic::F32 {
+            return Err(Failure::input(
+                "`exact = true` is not supported with `matmul_precision = \"highest\"` on a GPU: leave one of them out, or set \
+                 `device = \"cpu\"`",
+            ));
+        }
         let options = GpuOptions { arithmetic, recompute: recompute(model), head_chunk, tokens };
         match Learner::on_gpu(decoder.clone(), gpu, &options) {
             Ok(learner) => Ok(learner),

@@ -32,7 +32,7 @@ const BACKLOG: u32 = 1024;
 const LARGEST_RANK: usize = 512;
 /// Bytes for keys and values where memory cannot be read.
 const MODEST_CACHE: u64 = 4 << 30;
-/// Bytes of a GPU's memory that kernels work in.
+/// Bytes of a GPU's memory that kernels work in, beside the rows of a step.
 const SCRATCH: u64 = 1 << 30;
 
 /// Runs the command; the code is the process's.
@@ -139,7 +139,7 @@ struct Parts {
 impl Parts {
     fn load(loaded: &Loaded<InferenceRun>) -> Result<Self, Failure> {
         let config = &loaded.config;
-        let bits = Bits { deterministic: false, exact: config.exact == Some(true) };
+        let bits = Bits { deterministic: false, exact: config.exact };
         let mut compute = Compute::open(config.device, config.kernels, bits)?;
         let dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
         let decoder = assets::decoder(&dir, None, compute.home())?;
@@ -210,12 +210,20 @@ fn cache_bytes(config: &InferenceRun, compute: &Compute, shape: &ModelConfig) ->
         Device::Cuda(index) if compute.on_gpu() => {
             let total = machine::gpu(index).map_or(0, |gpu| gpu.bytes as u64);
             let ours = (total as f64 * config.gpu_memory_utilization) as u64;
-            ours.saturating_sub(shape.parameters() as u64 * 2 + SCRATCH)
+            let tokens = batched_tokens(config.max_num_batched_tokens, true) as u64;
+            ours.saturating_sub(shape.parameters() as u64 * 2 + SCRATCH + tokens * row_bytes(shape))
         }
         // The other half is for what requests hold beside, and for the next weights.
         _ => machine::memory().map_or(MODEST_CACHE, |memory| memory.available / 2),
     };
     usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Bytes that a step works with for each of its tokens, with what is added when they grow.
+fn row_bytes(shape: &ModelConfig) -> u64 {
+    let heads = shape.heads + shape.kv_heads;
+    let elements = 3 * (shape.hidden_size + heads * shape.head_dim + shape.intermediate_size);
+    elements as u64 * 2 * 5 / 4
 }
 
 /// Weights ready to sample from.

@@ -228,7 +228,7 @@ impl Ready {
         };
         let shape = decoder.config().clone();
         let (model, precision) = (&config.trainer.model, config.trainer.matmul_precision);
-        let learner = compute.learner(decoder, model, precision, model.seq_len)?;
+        let learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
         let parts = TrainerParts {
             loss: config.trainer.loss.clone(),
             optim: config.trainer.optim.clone(),

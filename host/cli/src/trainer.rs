@@ -97,7 +97,7 @@ impl<'a> Feed<'a> {
         compute: &mut Compute,
     ) -> Result<Self, Failure> {
         let (model, precision) = (&config.model, config.matmul_precision);
-        let learner = compute.learner(decoder, model, precision, model.seq_len)?;
+        let learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
         let settings = TrainerParts {
             loss: config.loss.clone(),
             optim: config.optim.clone(),

@@ -222,7 +222,7 @@ impl<F: Forward> Scheduler<F> {
                 let found = if scores { None } else { self.prefixes.find(&salt, &ids) };
                 let (cache, done) = found.unwrap_or_else(|| (self.forward.new_cache(&self.meter), 0));
                 // What is promised to prompts on their way comes on top.
-                let growth = cache.growth(ids.len() - done) + self.promised();
+                let growth = |s: &Self| cache.growth(ids.len() - done) + s.promised();
                 if !self.free(growth) && self.running() > 0 {
                     self.waiting[turn].push_front(live);
                     break;
@@ -248,9 +248,9 @@ impl<F: Forward> Scheduler<F> {
         self.decoding.iter().map(|d| d.cache.growth(1)).sum()
     }
 
-    /// Gives up what is kept of past sequences until `bytes` fit; whether they do.
-    fn free(&mut self, bytes: usize) -> bool {
-        while self.meter.bytes().saturating_add(bytes) > self.config.cache_bytes {
+    /// Gives up what is kept of past sequences until `bytes` fit, which may be fewer once less is shared; whether they do.
+    fn free(&mut self, bytes: impl Fn(&Self) -> usize) -> bool {
+        while self.meter.bytes().saturating_add(bytes(self)) > self.config.cache_bytes {
             if !self.prefixes.give_up() {
                 return false;
             }
@@ -263,9 +263,11 @@ impl<F: Forward> Scheduler<F> {
     fn make_room(&mut self) -> Vec<usize> {
         loop {
             let chunks = self.chunks();
-            let prompts = self.prefills.iter().zip(&chunks);
-            let of_prompts: usize = prompts.map(|(p, n)| if *n == 0 { 0 } else { p.cache.growth(*n) }).sum();
-            let growth = of_prompts + self.of_decoding();
+            let growth = |s: &Self| {
+                let prompts = s.prefills.iter().zip(&chunks);
+                let of_prompts: usize = prompts.map(|(p, n)| if *n == 0 { 0 } else { p.cache.growth(*n) }).sum();
+                of_prompts + s.of_decoding()
+            };
             if self.free(growth) || !self.preempt() {
                 return chunks;
             }

@@ -55,7 +55,7 @@ pub struct Bits {
     /// The same inputs give the same bits each time.
     pub deterministic: bool,
     /// In a forward pass a token's bits depend on its document's prefix only: not on what else is in the batch, how the prompt was
-    /// split, or whether it is sampled or trained.
+    /// split, or whether it is sampled or trained. For [`Arithmetic::Bf16`].
     pub exact: bool,
 }
 

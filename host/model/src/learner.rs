@@ -203,8 +203,8 @@ enum Side {
     Gpu(Box<dyn GpuPasses>),
 }
 
-/// Short rows are packed together up to so many tokens on a GPU.
-const GPU_PASS_TOKENS: usize = 2048;
+/// Short rows are packed together up to so many tokens on a GPU; see [`Learner::pass_tokens`].
+pub const GPU_PASS_TOKENS: usize = 2048;
 
 /// The model being trained: parameters, and gradients that add up over backward passes until they are used.
 pub struct Learner {

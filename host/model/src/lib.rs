@@ -29,7 +29,7 @@ pub use fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 pub use gpu::{Arithmetic, Bits, Gpu, GpuOptions, Recompute};
 pub use hub::resolve;
 // The products of the CPU's kernels, for whoever computes with a model's matrices.
-pub use learner::{HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};
+pub use learner::{GPU_PASS_TOKENS, HostLearner, Kernels, Learner, Packed, Stepper, TokenStats};
 pub use prl_kernels::{gemm_nn, gemm_nt};
 pub use rope::{RopeConfig, RopeScaling};
 pub use sample::{Answer, Cache, Draw, Extend, Score, Snapshot, Underway, Want};

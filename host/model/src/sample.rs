@@ -172,7 +172,7 @@ pub(crate) enum CacheKind {
     #[cfg(feature = "cuda")]
     Half(prl_kernels::cuda::decoder::Cache<prl_kernels::cuda::bf16>),
     #[cfg(feature = "cuda")]
-    Exact(prl_kernels::cuda::decoder::Cache<f32>),
+    Full(prl_kernels::cuda::decoder::Cache<f32>),
 }
 
 impl Cache {
@@ -184,7 +184,7 @@ impl Cache {
             #[cfg(feature = "cuda")]
             CacheKind::Half(kv) => kv.len(),
             #[cfg(feature = "cuda")]
-            CacheKind::Exact(kv) => kv.len(),
+            CacheKind::Full(kv) => kv.len(),
         }
     }
 
@@ -201,7 +201,7 @@ impl Cache {
             #[cfg(feature = "cuda")]
             CacheKind::Half(kv) => kv.truncate(len),
             #[cfg(feature = "cuda")]
-            CacheKind::Exact(kv) => kv.truncate(len),
+            CacheKind::Full(kv) => kv.truncate(len),
         }
     }
 
@@ -213,7 +213,7 @@ impl Cache {
             #[cfg(feature = "cuda")]
             CacheKind::Half(kv) => kv.growth(more),
             #[cfg(feature = "cuda")]
-            CacheKind::Exact(kv) => kv.growth(more),
+            CacheKind::Full(kv) => kv.growth(more),
         }
     }
 }

@@ -97,7 +97,7 @@ fn what_cannot_be_served_is_one_line() {
         (words("--server.port 0 --model.max-model-len 100000"), "model.max_model_len"),
         (words("--server.port 0 --kv-cache-gb 0.000001"), "keys and values"),
         ("inference --server.port 0 --model.name nowhere".into(), "model.name"),
-        ("inference --exact --device cuda".into(), "exact"),
+        ("inference --exact --kernels reference".into(), "exact"),
         ("inference --max-seqs 5".into(), "max_num_seqs"),
     ] {
         let done = scratch.prl(&words);

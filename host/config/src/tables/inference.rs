@@ -108,7 +108,7 @@ inference_section! {
         /// Which implementation of the model computes (not in prime-rl).
         kernels: Kernels = Kernels::Fast;
         /// Whether a request's tokens must not depend on what runs beside it. On the CPU they never do; on a GPU it costs speed (not in prime-rl).
-        exact: Option<bool> = None;
+        exact: bool = false;
         /// The model.
         model: ServedModel = ServedModel::default();
         /// The name by which callers know the model; none means `model.name` (not in prime-rl).

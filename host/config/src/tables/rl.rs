@@ -87,7 +87,7 @@ section! {
         kernels: Kernels = Kernels::Fast;
         /// Order events, and sums on a GPU, so that the same seed gives the same run; by default on the CPU only (not in prime-rl).
         deterministic: Option<bool> = None;
-        /// On a GPU, compute the same bits for a token in sampling and training, whatever runs beside it and however its prompt is split; the CPU always does (not in prime-rl).
+        /// On a GPU, compute the same bits for a token in sampling and training, whatever runs beside it and however its prompt is split; the CPU always does, and servers that sample have an `exact` of their own (not in prime-rl).
         exact: bool = false;
         /// Algorithm plug-ins to load, one flag per file (not in prime-rl).
         plugin: Vec<PathBuf> = Vec::new() => [Repeat, Path];

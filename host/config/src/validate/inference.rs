@@ -6,7 +6,7 @@ use crate::tables::InferenceRun;
 
 /// Reports what does not fit together.
 pub(crate) fn inference(config: &InferenceRun, v: &mut Validator<'_>) {
-    exact(config.exact == Some(true), config.kernels, v);
+    exact(config.exact, config.kernels, v);
     for (key, value) in [
         ("served_model_name", &config.served_model_name),
         ("server.host", &config.server.host),

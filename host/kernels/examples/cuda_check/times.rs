@@ -138,7 +138,7 @@ fn caches(c: &Context, r: &mut Random) -> Done {
         let at = CacheRows { tables: &tables, capacities: &capacities, seq: &seq, position: &position };
         let (q, k) = (halves(c, r, rows * wide)?, halves(c, r, rows * narrow)?);
         let mut out = c.alloc::<bf16>(rows * wide)?;
-        let mut scratch = c.alloc(c.cache_attention_scratch(layout, rows, context))?;
+        let mut scratch = c.alloc(c.cache_attention_scratch::<bf16>(layout, rows, context))?;
         let scale = 1.0 / (layout.dim as f32).sqrt();
         let mut layer = 0;
         let shape = format!("{rows} rows x {context}");

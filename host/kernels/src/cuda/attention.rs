@@ -65,7 +65,7 @@ impl Variant {
                     2 * WIDE_KEY_ROWS * STEP_ROWS * 2 + 1024,
                 ),
             },
-            Source::AttentionExact(_) => {
+            Source::AttentionFull(_) => {
                 let (row, pieces) = (dim * 4 + 16, 2 * EXACT_ROWS * (EXACT_ROWS + 1) * 4 + 2 * EXACT_ROWS * 4);
                 Self {
                     source,

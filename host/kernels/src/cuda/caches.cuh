@@ -1,7 +1,7 @@
 // Caches of keys and values of sequences that are being decoded, in pages of [layers][2 = keys, values][PAGE][width] of `real`
 // that a table for each sequence names: which entries a row sees, storing new ones, and putting the parts of a long context
-// together. Put before the sources that attend to them. Contexts are cut every CHUNK entries, whatever else is in the batch,
-// so a row's bits depend on nothing else.
+// together. Put before the sources that attend to them. Rows that attend by themselves cut contexts every CHUNK entries,
+// whatever else is in the batch, so their bits depend on nothing else.
 
 #define PAGE 64
 #define CHUNK 512          // entries of a context that one block takes: whole pages

@@ -2,17 +2,6 @@
 // ascending k into one accumulator. So an element's bits depend on its row of x and its row of w only, whatever the shape of the
 // tiles and the number of rows. What cuBLASLt computes is held against it.
 
-__device__ __forceinline__ u32 smem_addr(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool valid) {
-    int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
-}
-__device__ __forceinline__ void mma(float* c, const u32* a, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // A block makes 16·MT rows and 8·NT·WARPS columns, BK of k at a time, STAGES of them on their way.
 template <int MT, int NT, int WARPS, int BK, int STAGES, bool FLOAT>
 __device__ __forceinline__ void chain(const bf16* __restrict__ x, const bf16* __restrict__ w, const bf16* __restrict__ onto,
@@ -34,7 +23,7 @@ __device__ __forceinline__ void chain(const bf16* __restrict__ x, const bf16* __
     };
     for (int t = 0; t < STAGES - 1; t++) {
         if (t < count) load(t);
-        asm volatile("cp.async.commit_group;");
+        copy_commit();
     }
     float sums[MT][NT][4];
 #pragma unroll
@@ -46,26 +35,24 @@ __device__ __forceinline__ void chain(const bf16* __restrict__ x, const bf16* __
     u32 at_x = ((lane & 15) * LINE + (lane >> 4) * 8) * 2;
     u32 at_w = ((ROWS + warp * 8 * NT + (lane & 7)) * LINE + ((lane >> 3) & 1) * 8) * 2;
     for (int t = 0; t < count; t++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
+        copy_wait<STAGES - 2>();
         __syncthreads();
         if (t + STAGES - 1 < count) load(t + STAGES - 1);
-        asm volatile("cp.async.commit_group;");
+        copy_commit();
         u32 stage = base + t % STAGES * STAGE;
 #pragma unroll
         for (int s = 0; s < BK / 16; s++) {
             u32 a[MT][4];
 #pragma unroll
             for (int i = 0; i < MT; i++)
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                             : "=r"(a[i][0]), "=r"(a[i][1]), "=r"(a[i][2]), "=r"(a[i][3])
-                             : "r"(stage + at_x + (i * 16 * LINE + s * 16) * 2));
+                ldmatrix(stage + at_x + (i * 16 * LINE + s * 16) * 2, a[i]);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                u32 b0, b1;
+                u32 b[2];
                 asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                             : "=r"(b0), "=r"(b1) : "r"(stage + at_w + (j * 8 * LINE + s * 16) * 2));
+                             : "=r"(b[0]), "=r"(b[1]) : "r"(stage + at_w + (j * 8 * LINE + s * 16) * 2));
 #pragma unroll
-                for (int i = 0; i < MT; i++) mma(sums[i][j], a[i], b0, b1);
+                for (int i = 0; i < MT; i++) mma(sums[i][j], a[i], b);
             }
         }
     }

@@ -17,7 +17,7 @@ pub enum Precision {
     /// bf16.
     Half,
     /// f32.
-    Exact,
+    Full,
 }
 
 /// A source file, with the storage type and the head dimension it is compiled for, where it needs them.
@@ -32,7 +32,7 @@ pub(super) enum Source {
     /// The same on Hopper.
     AttentionHopper(usize),
     /// f32 attention of one head dimension.
-    AttentionExact(usize),
+    AttentionFull(usize),
     /// Attention over caches of keys and values.
     Decode(Precision, usize),
     /// Tokens from logits.
@@ -54,25 +54,31 @@ impl Source {
             Self::Step(_) => include_str!("step.cu"),
             Self::Draw => concat!(include_str!("filter.cuh"), include_str!("draw.cu")),
             Self::Few => include_str!("few.cu"),
-            Self::Chain => include_str!("chain.cu"),
+            Self::Chain => concat!(include_str!("mma.cuh"), include_str!("chain.cu")),
             Self::LowRank(_) => include_str!("low_rank.cu"),
             Self::Attention(_) => {
-                concat!(include_str!("tiles.cuh"), include_str!("softmax.cuh"), include_str!("attention.cu"))
+                concat!(
+                    include_str!("mma.cuh"),
+                    include_str!("tiles.cuh"),
+                    include_str!("softmax.cuh"),
+                    include_str!("attention.cu")
+                )
             }
             Self::AttentionHopper(_) => concat!(
                 include_str!("warpgroup.cuh"),
                 include_str!("attention_sm90.cu"),
                 include_str!("attention_sm90_fused.cu")
             ),
-            Self::AttentionExact(_) => include_str!("attention_f32.cu"),
+            Self::AttentionFull(_) => include_str!("attention_f32.cu"),
             Self::Decode(Precision::Half, _) => concat!(
                 include_str!("caches.cuh"),
+                include_str!("mma.cuh"),
                 include_str!("tiles.cuh"),
                 include_str!("softmax.cuh"),
                 include_str!("queries.cu"),
                 include_str!("decode.cu")
             ),
-            Self::Decode(Precision::Exact, _) => concat!(include_str!("caches.cuh"), include_str!("decode_f32.cu")),
+            Self::Decode(Precision::Full, _) => concat!(include_str!("caches.cuh"), include_str!("decode_f32.cu")),
         };
         format!("{COMMON}{body}")
     }
@@ -82,11 +88,11 @@ impl Source {
         let own = if matches!(self, Self::AttentionHopper(_)) { "a" } else { "" };
         let mut out = vec![format!("--gpu-architecture={arch}{own}"), "--std=c++17".to_owned()];
         if let Self::Rows(p) | Self::Step(p) | Self::LowRank(p) | Self::Decode(p, _) = self
-            && p == Precision::Exact
+            && p == Precision::Full
         {
             out.push("-DREAL_F32".to_owned());
         }
-        if let Self::Attention(dim) | Self::AttentionHopper(dim) | Self::AttentionExact(dim) | Self::Decode(_, dim) =
+        if let Self::Attention(dim) | Self::AttentionHopper(dim) | Self::AttentionFull(dim) | Self::Decode(_, dim) =
             self
         {
             out.push(format!("-DD={dim}"));
@@ -227,6 +233,6 @@ mod tests {
         assert_ne!(key("x", &opts("sm_90")), key("y", &opts("sm_90")));
         assert_ne!(key("x", &opts("sm_90")), key("x", &Source::Attention(128).options("sm_90")));
         let rows = |p| key("x", &Source::Rows(p).options("sm_90"));
-        assert_ne!(rows(Precision::Half), rows(Precision::Exact));
+        assert_ne!(rows(Precision::Half), rows(Precision::Full));
     }
 }

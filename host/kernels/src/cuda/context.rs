@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaModule, CudaStream, DevicePtr, DevicePtrMut, DriverError, result, sys,
@@ -20,6 +20,20 @@ use super::gemm::Products;
 use super::trace::Trace;
 use super::{CudaError, check};
 use crate::libraries::{self, LibraryError};
+
+/// Read while weights are set up, written while a step is recorded.
+static SETTING_UP: RwLock<()> = RwLock::new(());
+
+/// Keeps steps from being recorded as long as it lives: for who allocates, copies and frees weights on another thread than
+/// the one that samples.
+pub fn setting_up() -> RwLockReadGuard<'static, ()> {
+    SETTING_UP.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// To record a step; none while something is being set up.
+pub(super) fn recording() -> Option<RwLockWriteGuard<'static, ()>> {
+    SETTING_UP.try_write().ok()
+}
 
 /// A buffer that an operation reads.
 pub type In<'a, T> = &'a dyn DevicePtr<T>;
@@ -121,7 +135,7 @@ impl Context {
 
     /// The same with forward passes whose bits for a token depend on its document's prefix only, not on what else is in the batch or
     /// how the prompt was split, so that training and sampling agree: one order of sums for all products of a forward pass,
-    /// however many rows they have, and one loop for all of attention.
+    /// however many rows they have, and one loop for all of attention. For what is stored as bf16.
     pub fn exact(mut self) -> Self {
         self.exact = true;
         self
@@ -148,7 +162,7 @@ impl Context {
     pub(super) fn attention_source(&self, precision: Precision, dim: usize) -> Source {
         let hopper = !self.portable && self.arch == "sm_90" && matches!(dim, 64 | 128);
         match precision {
-            Precision::Exact => Source::AttentionExact(dim),
+            Precision::Full => Source::AttentionFull(dim),
             Precision::Half if hopper => Source::AttentionHopper(dim),
             Precision::Half => Source::Attention(dim),
         }
@@ -205,14 +219,14 @@ impl Context {
     }
 
     /// Compiles and loads every kernel for these head dimensions at once, so that no later operation waits for it:
-    /// those that store bf16 if `half`, those that store f32 if `exact`.
+    /// those that store bf16 if `half`, those that store f32 if `full`.
     ///
     /// # Errors
     /// If NVRTC is missing or refuses a kernel.
-    pub fn prepare(&self, head_dims: &[usize], half: bool, exact: bool) -> Result<(), CudaError> {
+    pub fn prepare(&self, head_dims: &[usize], half: bool, full: bool) -> Result<(), CudaError> {
         let mut sources = vec![Source::Draw];
         sources.extend(half.then_some(if self.exact { Source::Chain } else { Source::Few }));
-        for (wanted, p) in [(half, bf16::PRECISION), (exact, f32::PRECISION)] {
+        for (wanted, p) in [(half, bf16::PRECISION), (full, f32::PRECISION)] {
             if wanted {
                 sources.extend([Source::Rows(p), Source::Step(p), Source::LowRank(p)]);
                 sources.extend(head_dims.iter().flat_map(|d| {
@@ -261,8 +275,8 @@ impl Context {
     /// A source's variant that is loaded already, if one is: for kernels that are the same in all of them.
     pub(super) fn either(&self, source: impl Fn(Precision) -> Source) -> Source {
         let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let (half, exact) = (source(Precision::Half), source(Precision::Exact));
-        if modules.contains_key(&exact) && !modules.contains_key(&half) { exact } else { half }
+        let (half, full) = (source(Precision::Half), source(Precision::Full));
+        if modules.contains_key(&full) && !modules.contains_key(&half) { full } else { half }
     }
 
     fn function(&self, source: Source, name: &'static str, shared: u32) -> Result<CudaFunction, CudaError> {

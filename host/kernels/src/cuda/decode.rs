@@ -2,8 +2,8 @@
 //!
 //! Owns how contexts are cut into chunks and the kernels' arguments. Must not know which sequences are decoded together or
 //! who owns their caches. A cache is pages of memory, `[layers][2 = keys, values][PAGE][kv_heads · dim]` of the storage type
-//! each, whose addresses stand in a table on the GPU, in order. A row's bits do not depend on the rows beside it: chunks have a
-//! fixed length.
+//! each, whose addresses stand in a table on the GPU, in order. The bits of a row that attends by itself do not depend on the rows
+//! beside it: chunks have a fixed length.
 
 use std::cmp::Reverse;
 
@@ -96,6 +96,21 @@ impl CacheLayout {
     }
 }
 
+/// Tiles of at most so many rows, the most expensive first.
+fn cut(spans: &[Span], most: usize) -> Vec<Span> {
+    let mut tiles: Vec<Span> = Vec::new();
+    for span in spans {
+        tiles.extend((0..span.rows).step_by(most).map(|at| Span {
+            row: span.row + at,
+            rows: most.min(span.rows - at),
+            position: span.position + at,
+            seq: span.seq,
+        }));
+    }
+    tiles.sort_by_key(|t| Reverse(t.position));
+    tiles
+}
+
 impl Context {
     /// Writes addresses into tables of pages: pairs of the address of an entry and what it becomes.
     ///
@@ -128,16 +143,7 @@ impl Context {
         let wide: usize = spans.iter().map(|span| span.rows.div_ceil(QUERY_ROWS[0])).sum();
         let fills = wide * heads >= 2 * self.blocks(2, usize::MAX) as usize;
         let most = QUERY_ROWS[usize::from(!fills)];
-        let mut tiles: Vec<Span> = Vec::new();
-        for span in spans {
-            tiles.extend((0..span.rows).step_by(most).map(|at| Span {
-                row: span.row + at,
-                rows: most.min(span.rows - at),
-                position: span.position + at,
-                seq: span.seq,
-            }));
-        }
-        tiles.sort_by_key(|t| Reverse(t.position));
+        let tiles = cut(spans, most);
         let mut list = Vec::with_capacity(4 * tiles.len());
         for t in &tiles {
             list.extend([int(OP, t.row)?, int(OP, t.rows)?, int(OP, t.position)?, int(OP, t.seq)?]);
@@ -250,9 +256,10 @@ impl Context {
     }
 
     /// Elements of f32 scratch that [`Context::cache_attention`] needs for rows that attend to at most `longest` entries.
-    pub fn cache_attention_scratch(&self, layout: CacheLayout, rows: usize, longest: usize) -> usize {
+    pub fn cache_attention_scratch<T: Element>(&self, layout: CacheLayout, rows: usize, longest: usize) -> usize {
         let chunks = longest.div_ceil(CHUNK);
-        if chunks > 1 { rows * layout.heads * chunks * (layout.dim + 2) } else { 0 }
+        let cut = !(self.is_exact() && T::PRECISION == Precision::Half);
+        if cut && chunks > 1 { rows * layout.heads * chunks * (layout.dim + 2) } else { 0 }
     }
 
     /// `out[r] = Σ softmax(scale · q[r] · k[..=p]) · v` over the entries of the row's sequence up to its own position p,
@@ -279,44 +286,21 @@ impl Context {
         let (wide, _) = layout.check()?;
         check_rows(OP, "q", q.len(), rows, q_stride, wide)?;
         holds(OP, "out", out.len(), rows * wide)?;
-        holds(OP, "scratch", scratch.len(), self.cache_attention_scratch(layout, rows, longest))?;
+        holds(OP, "scratch", scratch.len(), self.cache_attention_scratch::<T>(layout, rows, longest))?;
         let sequences = at.check(rows)?;
-        let chunks = longest.div_ceil(CHUNK).max(1);
+        // A block takes the whole context then.
+        let exact = self.is_exact() && T::PRECISION == Precision::Half;
+        let chunks = if exact { 1 } else { longest.div_ceil(CHUNK).max(1) };
         let source = Source::Decode(T::PRECISION, layout.dim);
         let (heads, kv_heads, longest) = (int(OP, layout.heads)?, int(OP, layout.kv_heads)?, int(OP, longest)?);
         let (at_out, scratch) = (self.address_mut(out), self.address_mut(scratch));
         let places =
             [self.address(at.tables), self.address(at.capacities), self.address(at.seq), self.address(at.position)];
-        if self.is_exact() && T::PRECISION == Precision::Half {
-            // SAFETY: arguments are those of `cache_exact`; the rest as below.
-            return unsafe {
-                self.launch(
-                    (source, "cache_exact"),
-                    (grid(OP, rows * layout.kv_heads)?, 1),
-                    (32, 1),
-                    ((16 + 4 * PAGE) * (layout.dim + 8) * 2) as u32,
-                    args![
-                        self.address(q),
-                        places[0],
-                        places[1],
-                        places[2],
-                        places[3],
-                        sequences,
-                        int(OP, layer)?,
-                        at_out,
-                        heads,
-                        kv_heads,
-                        longest,
-                        q_stride as i64,
-                        scale
-                    ],
-                )
-            };
-        }
-        // Queries, then four warps' two stages of keys and values; or queries and weights.
-        let shared = match T::PRECISION {
-            Precision::Half => (MOST_GROUP + 4 * 2 * 2 * 16) * (layout.dim + 8) * 2,
-            Precision::Exact => MOST_GROUP * (layout.dim + CHUNK) * 4,
+        // Queries, then two pages of keys and of values; four warps' two stages of both; or queries and weights.
+        let (name, threads, shared) = match T::PRECISION {
+            Precision::Half if exact => ("cache_exact", 32, (MOST_GROUP + 4 * PAGE) * (layout.dim + 8) * 2),
+            Precision::Half => ("cache_attention", 128, (MOST_GROUP + 4 * 2 * 2 * 16) * (layout.dim + 8) * 2),
+            Precision::Full => ("cache_attention", 128, MOST_GROUP * (layout.dim + CHUNK) * 4),
         };
         // The first index counts fastest: a row's heads run together.
         let blocks = grid(OP, rows * layout.kv_heads)?;
@@ -325,9 +309,9 @@ impl Context {
         // and the caches are the caller's.
         unsafe {
             self.launch(
-                (source, "cache_attention"),
+                (source, name),
                 (blocks, chunks as u32),
-                (128, 1),
+                (threads, 1),
                 shared as u32,
                 args![
                     self.address(q),
@@ -357,5 +341,20 @@ impl Context {
                 args![places[1], places[2], places[3], sequences, at_out, scratch, heads, int(OP, chunks)?, longest],
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_cut_into_tiles_that_end_with_them_the_latest_first() {
+        let span = |row, rows, position, seq| Span { row, rows, position, seq };
+        let tiles = cut(&[span(0, 130, 7, 0), span(130, 1, 500, 3), span(131, 64, 0, 1)], 64);
+        let want =
+            [span(130, 1, 500, 3), span(128, 2, 135, 0), span(64, 64, 71, 0), span(0, 64, 7, 0), span(131, 64, 0, 1)];
+        assert_eq!(tiles, want);
+        assert_eq!(cut(&[], 64), []);
     }
 }

@@ -51,7 +51,7 @@ pub(super) mod private {
     }
     impl Sealed for f32 {
         const TYPE: cudaDataType = cudaDataType::CUDA_R_32F;
-        const PRECISION: Precision = Precision::Exact;
+        const PRECISION: Precision = Precision::Full;
     }
 }
 

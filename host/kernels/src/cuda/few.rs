@@ -3,9 +3,9 @@
 //! Owns when the kernels of `few.cu` can take a product and which of them does. Must not know what is multiplied.
 
 use super::compile::{Precision, Source};
-use super::context::{Context, In, Out, args, grid, int};
+use super::context::{Context, In, Out};
 use super::element::Element;
-use super::gemm::Places;
+use super::forward::{Forward, Places};
 use super::{CudaError, check_rows, holds};
 
 /// Most rows; beyond that every block's reading of all rows takes longer than the weights.
@@ -13,26 +13,7 @@ const MOST_ROWS: usize = 8;
 /// Products of at least so many columns have enough blocks with sixteen columns each.
 const WIDE: usize = 8192;
 
-/// A product `x · wᵀ` in bf16 as addresses, checked by whoever has the buffers.
-pub(super) struct Forward {
-    pub shape: [usize; 3],
-    pub places: Places,
-    /// Of x, w, and the result.
-    pub strides: [usize; 3],
-    /// Whether the result is f32, which then is added to nothing.
-    pub float: bool,
-}
-
 impl Forward {
-    /// Whether factors are whole chunks of sixteen bytes.
-    pub fn is_whole(&self) -> bool {
-        let whole = |address: u64, stride: usize| address.is_multiple_of(16) && stride.is_multiple_of(8);
-        self.shape[2].is_multiple_of(8)
-            && whole(self.places.a, self.strides[0])
-            && whole(self.places.b, self.strides[1])
-            && !(self.float && self.places.onto != 0)
-    }
-
     /// Whether the kernels of `few.cu` can take it.
     pub fn is_of_few(&self) -> bool {
         (1..=MOST_ROWS).contains(&self.shape[0]) && self.is_whole()
@@ -77,42 +58,5 @@ impl Context {
         }
         // SAFETY: buffers were checked against the shape.
         unsafe { self.launch_forward((Source::Few, "few_swiglu"), [n / 8, 1], 256, 0, &p) }.map(|()| true)
-    }
-
-    /// Enqueues a kernel over so many blocks of columns and rows.
-    ///
-    /// # Safety
-    /// The kernel takes what is named here, and as for [`Context::few`].
-    pub(super) unsafe fn launch_forward(
-        &self,
-        kernel: (Source, &'static str),
-        blocks: [usize; 2],
-        threads: u32,
-        shared: u32,
-        p: &Forward,
-    ) -> Result<(), CudaError> {
-        const OP: &str = "product";
-        let ([m, n, k], [x, w, out], at) = (p.shape, p.strides, p.places);
-        // SAFETY: arguments are those of the kernels; the rest is the caller's.
-        unsafe {
-            self.launch(
-                kernel,
-                (grid(OP, blocks[0])?, grid(OP, blocks[1])?),
-                (threads, 1),
-                shared,
-                args![
-                    at.a,
-                    at.b,
-                    at.onto,
-                    at.c,
-                    int(OP, m)?,
-                    int(OP, n)?,
-                    int(OP, k)?,
-                    int(OP, x)?,
-                    int(OP, w)?,
-                    int(OP, out)?
-                ],
-            )
-        }
     }
 }

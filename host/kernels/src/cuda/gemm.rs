@@ -14,7 +14,7 @@ use super::chain::Chains;
 use super::compile::Precision;
 use super::context::{Context, In, Out, driver};
 use super::element::Element;
-use super::few::Forward;
+use super::forward::{Forward, Places};
 use super::{CudaError, check, holds};
 
 const WORKSPACE_BYTES: usize = 64 << 20;
@@ -86,15 +86,6 @@ pub(super) struct Plan {
 
 /// An algorithm of the library's.
 pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
-
-/// Where the factors, what is added to and the result of a product are; nothing is added where the second is 0.
-#[derive(Clone, Copy)]
-pub(super) struct Places {
-    pub a: u64,
-    pub b: u64,
-    pub onto: u64,
-    pub c: u64,
-}
 
 // SAFETY: descriptors are plain data of the library, changed by nobody after creation.
 unsafe impl Send for Plan {}
@@ -234,8 +225,12 @@ impl Products {
                 let (at, mut count) = (found.as_mut_ptr(), 0);
                 let room = i32::try_from(most).unwrap_or(i32::MAX);
                 let (handle, desc) = (self.handle, plan.desc);
-                sys::cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, c, preference, room, at, &mut count)
-                    .result()?;
+                let asked =
+                    sys::cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, c, preference, room, at, &mut count);
+                // What the library says where it has none.
+                if asked != sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED {
+                    asked.result()?;
+                }
                 found.truncate(usize::try_from(count).unwrap_or(0));
                 Ok(found)
             };
@@ -300,6 +295,7 @@ impl Context {
         let float = size_of::<C>() == 4;
         if A::PRECISION == Precision::Half && !a.transposed && b.transposed {
             let p = Forward { shape: [m, n, k], places, strides: [a.stride, b.stride, c_stride], float };
+            // Only gradients are added to themselves.
             if self.is_exact() && !matches!(onto, Onto::Itself) {
                 // SAFETY: buffers were checked against the shape.
                 return unsafe { self.chain(&p) };

@@ -3,6 +3,7 @@
 //! Owns an adapter's factors on the GPU and the kernels' arguments. Must not know which request has which.
 
 use cudarc::driver::CudaSlice;
+use rayon::prelude::*;
 
 use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
@@ -44,7 +45,7 @@ impl<T: Element> LowRanks<T> {
         for (entry, pair) in table.chunks_exact_mut(ENTRY).zip(pairs) {
             let Some(LowRank { a, b, rank }) = pair else { continue };
             for (word, factor) in entry.iter_mut().zip([a, b]) {
-                let factor = c.upload(&factor.iter().map(|x| T::from_f32(*x)).collect::<Vec<_>>())?;
+                let factor = c.upload(&factor.par_iter().map(|x| T::from_f32(*x)).collect::<Vec<_>>())?;
                 *word = c.address_of(&factor);
                 factors.push(factor);
             }
@@ -188,5 +189,22 @@ impl Context {
                 args![self.address_mut(y), adapters, seq, low, count, sequences, layer, y_stride as i64, rank, parts],
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_lie_side_by_side_in_the_order_of_an_adapter() {
+        let parts = |to: AddedTo| {
+            let Parts { first, count, start, width } = to.parts().unwrap();
+            (first, count, start, width)
+        };
+        assert_eq!(parts(AddedTo::Qkv([64, 16, 16])), (0, 3, [0, 64, 80], [64, 16, 16]));
+        assert_eq!(parts(AddedTo::O(8)), (3, 1, [0; 3], [8, 0, 0]));
+        assert_eq!(parts(AddedTo::GateUp(24)), (4, 2, [0, 24, 0], [24, 24, 0]));
+        assert_eq!(parts(AddedTo::Down(8)), (6, 1, [0; 3], [8, 0, 0]));
     }
 }

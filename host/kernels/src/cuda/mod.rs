@@ -17,6 +17,7 @@ mod draw;
 mod element;
 mod embedding;
 mod few;
+mod forward;
 mod gemm;
 mod low_rank;
 mod memory;

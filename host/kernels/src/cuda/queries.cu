@@ -1,10 +1,11 @@
 // Attention of new tokens over caches of keys and values by the loop of attention's forward pass, bf16 in, f32 sums: many
 // tokens of one sequence at a time, or one token by itself. Both give a token the bits that `attention_forward` gives it.
 
-// Asks for one page's keys, or its values (`behind` = PAGE); entries from `valid` on become zero.
+// Asks for the keys of a sequence's page `t`, or its values (`behind` = PAGE rows further); entries from `n` on become zero.
 template <int THREADS>
-__device__ __forceinline__ void load_page(u32 to, u64 page, int layer, int width, int kv_head, int behind, int valid) {
-    load_rows<PAGE, THREADS>(to, keys_in(page, layer, width) + behind * width + kv_head * D, width, valid);
+__device__ __forceinline__ void load_page(u32 to, const u64* tables, int s, int t, int layer, int width, int kv_head, int behind, int n) {
+    const bf16* page = keys_in(page_of(tables, s, t * PAGE), layer, width);
+    load_rows<PAGE, THREADS>(to, page + behind * width + kv_head * D, width, n - t * PAGE);
 }
 static_assert(FWD_KEYS == PAGE, "a tile of keys is a page");
 
@@ -25,8 +26,8 @@ tiles_of_queries(const bf16* __restrict__ q, const u64* __restrict__ tables, con
     }
     u32 sq = smem_addr(pieces), sk = sq + 64 * MT * LD * 2, sv = sk + 2 * PAGE * LD * 2;
     load_rows<64 * MT, 128>(sq, q + tile.x * q_stride + head * D, q_stride, rows);
-    auto load_k = [&](u32 to, int t) { load_page<128>(to, page_of(tables, s, t * PAGE), layer, width, kv_head, 0, n - t * PAGE); };
-    auto load_v = [&](u32 to, int t) { load_page<128>(to, page_of(tables, s, t * PAGE), layer, width, kv_head, PAGE, n - t * PAGE); };
+    auto load_k = [&](u32 to, int t) { load_page<128>(to, tables, s, t, layer, width, kv_head, 0, n); };
+    auto load_v = [&](u32 to, int t) { load_page<128>(to, tables, s, t, layer, width, kv_head, PAGE, n); };
     int first = warp * 16 * MT, mine = tile.z + first;
     auto last = [&](int m, int h) { return mine + m * 16 + h * 8 + (lane >> 2); };
     float o[MT][NTILES][4], max_[MT][2], sum[MT][2];
@@ -44,11 +45,11 @@ tiles_of_queries(const bf16* __restrict__ q, const u64* __restrict__ tables, con
 CACHE_TILES(cache_tiles_64, 1)
 CACHE_TILES(cache_tiles_128, 2)
 
-// One block, of one warp, for a token and a key/value head, whose query heads are the rows.
+// `cache_attention` by that loop: one block, of one warp, for a token and a key/value head, whose query heads are the rows.
 extern "C" __global__ void __launch_bounds__(32)
 cache_exact(const bf16* __restrict__ q, const u64* __restrict__ tables, const int* __restrict__ capacities,
-            const int* __restrict__ seq, const int* __restrict__ position, int sequences, int layer, bf16* __restrict__ out, int heads,
-            int kv_heads, int longest, long long q_stride, float scale) {
+            const int* __restrict__ seq, const int* __restrict__ position, int sequences, int layer, bf16* __restrict__ out,
+            float* __restrict__, int heads, int kv_heads, int longest, long long q_stride, float scale) {
     extern __shared__ __align__(128) bf16 shared[];
     int row = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads, group = heads / kv_heads, width = kv_heads * D;
     int n = entries(capacities, seq, position, sequences, row, longest), s = seq[row];
@@ -59,8 +60,8 @@ cache_exact(const bf16* __restrict__ q, const u64* __restrict__ tables, const in
     }
     u32 sq = smem_addr(shared), sk = sq + 16 * LD * 2, sv = sk + 2 * PAGE * LD * 2;
     load_rows<16, 32>(sq, q + row * q_stride + kv_head * group * D, D, group);
-    auto load_k = [&](u32 to, int t) { load_page<32>(to, page_of(tables, s, t * PAGE), layer, width, kv_head, 0, n - t * PAGE); };
-    auto load_v = [&](u32 to, int t) { load_page<32>(to, page_of(tables, s, t * PAGE), layer, width, kv_head, PAGE, n - t * PAGE); };
+    auto load_k = [&](u32 to, int t) { load_page<32>(to, tables, s, t, layer, width, kv_head, 0, n); };
+    auto load_v = [&](u32 to, int t) { load_page<32>(to, tables, s, t, layer, width, kv_head, PAGE, n); };
     auto last = [&](int, int) { return n - 1; };
     float o[1][NTILES][4], max_[1][2], sum[1][2];
     attend<1>(o, max_, sum, sq + lane_a(), sk, sv, (n + PAGE - 1) / PAGE, n, scale * LOG2E, load_k, load_v, last);

@@ -81,12 +81,12 @@ impl Stored for bf16 {
 
 impl Stored for f32 {
     fn wrap(cache: decoder::Cache<Self>) -> CacheKind {
-        CacheKind::Exact(cache)
+        CacheKind::Full(cache)
     }
 
     fn of(kind: &mut CacheKind) -> Option<&mut decoder::Cache<Self>> {
         match kind {
-            CacheKind::Exact(cache) => Some(cache),
+            CacheKind::Full(cache) => Some(cache),
             _ => None,
         }
     }
@@ -297,9 +297,13 @@ impl<T> Default for Brought<T> {
 }
 
 impl<T: Element> Brought<T> {
-    fn of(&self, adapter: &Adapter, sampling: &Sampling<T>) -> Result<Arc<LowRanks<T>>, ModelError> {
+    fn let_go(&self) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, (alive, _)| alive.strong_count() > 0);
+    }
+
+    fn of(&self, adapter: &Adapter, sampling: &Sampling<T>) -> Result<Arc<LowRanks<T>>, ModelError> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, there)) = all.get(&adapter.id()) {
             return Ok(there.clone());
         }
@@ -331,6 +335,7 @@ impl<T: Stored> Snapshot for Sampled<T> {
     }
 
     fn begin(&self, batch: &mut [Extend<'_>], follows: &[Option<usize>]) -> Result<Box<dyn Underway>, ModelError> {
+        self.adapters.let_go();
         let adapters = batch
             .iter()
             .map(|item| item.adapter.map(|adapter| self.adapters.of(adapter, &self.sampling)).transpose())

@@ -144,7 +144,7 @@ impl<T: Element> Caches<T> {
         let seq = c.upload(&rows.iter().map(|r| r.0).collect::<Vec<_>>())?;
         let position = c.upload(&rows.iter().map(|r| r.1).collect::<Vec<_>>())?;
         let at = CacheRows { tables: &self.tables, capacities: &self.capacities, seq: &seq, position: &position };
-        let scratch_len = c.cache_attention_scratch(layout, rows.len(), longest);
+        let scratch_len = c.cache_attention_scratch::<T>(layout, rows.len(), longest);
         let (mut out, mut scratch) = (empty::<T>(c, rows.len() * wide)?, empty::<f32>(c, scratch_len)?);
         let q = c.upload(q)?;
         // SAFETY: as above.

@@ -15,8 +15,11 @@ use super::{Done, Only};
 pub fn exact(cache: Option<&Path>, r: &mut Random, t: &mut Table, only: Only<'_>) -> Done {
     let c = Context::new(0, cache)?.exact();
     c.prepare(&super::HEAD_DIMS, true, false)?;
-    for [n, k] in [[8, 8], [48, 40], [1024, 3072], [1536, 576], [4096, 1024]] {
+    for [n, k] in [[8, 8], [48, 40], [521, 128], [1024, 3072], [1536, 576], [4096, 1024]] {
         products(&c, r, t, [n, k])?;
+    }
+    for shape in [[4096, 151_936, 1024], [5000, 6144, 1024], [16_384, 1024, 3072]] {
+        large(&c, r, t, shape)?;
     }
     for dim in only.dims() {
         for (lens, heads, kv_heads) in
@@ -30,6 +33,7 @@ pub fn exact(cache: Option<&Path>, r: &mut Random, t: &mut Table, only: Only<'_>
             let float = n > 100_000;
             let [same, all] = c.exact_algorithms([m, n, k], float)?;
             println!("EXACT {m} x {n} x {k}: {same} of {all} algorithms of the library's give the same bits");
+            t.holds("exact: the library has an algorithm", &format!("{m}x{n}x{k}"), same > 0);
         }
     }
     Ok(())
@@ -63,6 +67,23 @@ fn products(c: &Context, r: &mut Random, t: &mut Table, [n, k]: [usize; 2]) -> D
                 t.holds("exact product: rows alone", &shape, *got == whole[..m * n]);
             }
         }
+    }
+    Ok(())
+}
+
+/// A product of many rows against some of its rows alone, to the bit.
+fn large(c: &Context, r: &mut Random, t: &mut Table, [m, n, k]: [usize; 3]) -> Done {
+    let noise = r.values::<bf16>(1 << 20, 1.0);
+    let values = |len: usize| noise.iter().cycle().take(len).copied().collect::<Vec<_>>();
+    let (x, w) = (c.upload(&values(m * k))?, c.upload(&values(n * k))?);
+    let mut whole = c.alloc::<f32>(m * n)?;
+    c.gemm([m, n, k], Matrix::new(&x, k), Matrix::t(&w, k), &mut whole, n, Onto::Nothing)?;
+    for row in [0, m / 2 + 3, m - 1] {
+        let mut alone = c.alloc::<f32>(n)?;
+        let own = x.slice(row * k..(row + 1) * k);
+        c.gemm([1, n, k], Matrix::new(&own, k), Matrix::t(&w, k), &mut alone, n, Onto::Nothing)?;
+        let right = c.download(&alone)? == c.download(&whole.slice(row * n..(row + 1) * n))?;
+        t.holds("exact product: one of many rows", &format!("row {row} of {m}x{n}x{k}"), right);
     }
     Ok(())
 }

@@ -137,8 +137,9 @@ impl<T: Element> Cache<T> {
         Ok(Found { table: start, capacity: self.pages.len() * PAGE })
     }
 
-    /// Has the table written anew before it is used again.
-    pub(super) fn forget_table(&mut self) {
+    /// Forgets what [`Cache::grow`] did for a call that failed: its pages, and what its table was to hold.
+    pub(super) fn shrink(&mut self) {
+        self.pages.truncate(self.len.div_ceil(PAGE));
         self.table = None;
     }
 

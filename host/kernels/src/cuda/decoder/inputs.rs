@@ -15,7 +15,7 @@ pub(super) struct Counts {
     pub wanted: usize,
     /// Rows whose logits are only looked at.
     pub scored: usize,
-    /// The largest rank of an adapter, or 0 without adapters.
+    /// A power of two that no adapter's rank is above, or 0 without adapters.
     pub rank: usize,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Inputs {
     pub capacities: Vec<i32>,
     /// Of each sequence: the address of its adapter's table, or 0.
     pub adapters: Vec<u64>,
-    /// The largest rank of those.
+    /// A power of two that none of their ranks is above, or 0.
     pub rank: usize,
     /// Rows that tokens are drawn from, and behind them rows whose logits are wanted.
     pub wanted: Vec<i32>,
@@ -45,9 +45,6 @@ pub(super) struct Inputs {
     pub scored: Vec<i32>,
     pub labels: Vec<i32>,
     pub scored_inv_temp: Vec<f32>,
-    /// What is to be written into tables, as [`crate::cuda::Context::cache_pages`] has it. Comes behind all else, so that the
-    /// other parts lie where their counts say.
-    pub pages: Vec<u64>,
 }
 
 /// The contents, on the GPU.
@@ -67,7 +64,6 @@ pub(super) struct Views<'a> {
     pub scored: CudaView<'a, i32>,
     pub labels: CudaView<'a, i32>,
     pub scored_inv_temp: CudaView<'a, f32>,
-    pub pages: CudaView<'a, u64>,
 }
 
 impl Counts {
@@ -78,9 +74,9 @@ impl Counts {
         [2 * s, 2 * s, 2 * w, r, r, r, s, w, w, w, w, w, l, l, l]
     }
 
-    /// Bytes of a block up to where pages come.
+    /// Bytes of a block.
     pub fn bytes(self) -> usize {
-        self.parts().iter().sum::<usize>().next_multiple_of(size_of::<u64>())
+        self.parts().iter().sum()
     }
 }
 
@@ -120,14 +116,9 @@ impl Inputs {
         self.scored_inv_temp.resize(scored, 1.0);
     }
 
-    /// Bytes of the block.
-    pub fn bytes(&self) -> usize {
-        self.counts().bytes() + size_of_val(self.pages.as_slice())
-    }
-
     /// The block.
     pub fn pack(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.bytes());
+        let mut out = Vec::with_capacity(self.counts().bytes());
         out.extend(self.tables.iter().flat_map(|x| x.to_ne_bytes()));
         out.extend(self.adapters.iter().flat_map(|x| x.to_ne_bytes()));
         out.extend(self.uniform.iter().flat_map(|x| x.to_ne_bytes()));
@@ -142,17 +133,14 @@ impl Inputs {
         ints(&mut out, &self.scored);
         ints(&mut out, &self.labels);
         floats(&mut out, &self.scored_inv_temp);
-        out.resize(self.counts().bytes(), 0);
-        out.extend(self.pages.iter().flat_map(|x| x.to_ne_bytes()));
         out
     }
 }
 
 impl<'a> Views<'a> {
-    /// The parts of the block of `inputs`.
-    pub fn new(block: &'a CudaSlice<u8>, inputs: &Inputs) -> Result<Self, CudaError> {
-        holds("sampling", "the block of inputs", cudarc::driver::DeviceSlice::len(block), inputs.bytes())?;
-        let counts = inputs.counts();
+    /// The parts of a block.
+    pub fn new(block: &'a CudaSlice<u8>, counts: Counts) -> Result<Self, CudaError> {
+        holds("sampling", "the block of inputs", cudarc::driver::DeviceSlice::len(block), counts.bytes())?;
         let mut at = 0;
         let mut next = |bytes: usize| {
             at += bytes;
@@ -191,7 +179,6 @@ impl<'a> Views<'a> {
             scored: part(block, scored)?,
             labels: part(block, labels)?,
             scored_inv_temp: part(block, scored_inv_temp)?,
-            pages: part(block, counts.bytes()..inputs.bytes())?,
         })
     }
 }
@@ -221,9 +208,6 @@ mod tests {
         inputs.pad(to);
         assert_eq!(inputs.counts(), to);
         assert_eq!(inputs.pack().len(), to.bytes());
-        inputs.pages = vec![7, 8];
-        assert_eq!((inputs.counts(), inputs.pack().len()), (to, inputs.bytes()));
-        assert_eq!(inputs.pack()[to.bytes()..to.bytes() + 8], 7u64.to_ne_bytes());
         assert_eq!(inputs.seq, [-1; 5]);
         // Eight bytes each come before four each.
         assert_eq!(inputs.pack()[..8], 9u64.to_ne_bytes());

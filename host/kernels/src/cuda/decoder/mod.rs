@@ -21,11 +21,11 @@ mod weights;
 
 use super::{Context, CudaError, Element};
 
+pub use super::context::setting_up;
 pub use cache::Cache;
 pub use head::{RowStats, Targets};
 pub use layer::Keep;
 pub use memory::Recompute;
-pub use replay::setting_up;
 pub use sampling::{Answer, Draw, Item, Sampling, Score, Want, Workspace};
 pub use self_test::{SelfTest, self_test};
 pub use training::{StepNumbers, Stepped, Training, TrainingOptions};

@@ -21,6 +21,8 @@ const TOGETHER: usize = 16;
 /// sequence, and then whole new sequences.
 pub(super) struct Pass {
     pub inputs: Inputs,
+    /// What is to be written into tables of pages before, as [`Context::cache_pages`] has it.
+    pub pairs: Vec<u64>,
     /// Rows that read caches by themselves.
     pub cached: usize,
     /// Positions that the longest of those reads.
@@ -74,7 +76,7 @@ impl Pass {
         let is_span = |i: &Item<'_, T>| !recorded && half && i.ids.len() >= TOGETHER && !is_fresh(i);
         let mut order = part.clone();
         order.sort_by_key(|i| (is_fresh(&items[*i]), is_span(&items[*i])));
-        let (mut inputs, mut fresh, mut spans) = (Inputs::default(), Vec::new(), Vec::new());
+        let (mut inputs, mut fresh, mut spans, mut written) = (Inputs::default(), Vec::new(), Vec::new(), Vec::new());
         let mut last = vec![0i32; items.len()];
         let (mut cached, mut longest) = (0, 0);
         for (s, i) in order.into_iter().enumerate() {
@@ -94,7 +96,7 @@ impl Pass {
             }
             inputs.positions.extend((past..past + item.ids.len()).map(|p| p as i32));
             inputs.seq.resize(inputs.ids.len(), s as i32);
-            let found = item.cache.grow(c, item.ids.len(), &mut inputs.pages)?;
+            let found = item.cache.grow(c, item.ids.len(), &mut written)?;
             inputs.tables.push(found.table);
             inputs.capacities.push(found.capacity as i32);
             inputs.adapters.push(item.adapter.map_or(0, |adapter| adapter.table(c)));
@@ -103,8 +105,18 @@ impl Pass {
             inputs.rank = inputs.rank.max(rank);
             last[i] = inputs.ids.len() as i32 - 1;
         }
-        let mut pass =
-            Pass { inputs, cached, longest, spans, fresh, drawn: 0, most: 0, recorded: false, places: Vec::new() };
+        let mut pass = Pass {
+            inputs,
+            pairs: written,
+            cached,
+            longest,
+            spans,
+            fresh,
+            drawn: 0,
+            most: 0,
+            recorded: false,
+            places: Vec::new(),
+        };
         pass.want(part.iter().map(|i| (*i, &items[*i], last[*i])));
         match recorded {
             true => pass.round_up(),

@@ -80,7 +80,7 @@ impl<T: Element> Sampling<T> {
             row(d.ffn),
             float(d.heads * pass.fresh_tokens()),
             float(self.c.low_rank_scratch(rows, rank)),
-            float(self.c.cache_attention_scratch(self.cache_layout(), slab, pass.longest)),
+            float(self.c.cache_attention_scratch::<T>(self.cache_layout(), slab, pass.longest)),
             (heads * d.hidden, size_of::<T>()),
             (heads * d.hidden, size_of::<T>()),
             float(heads * d.vocab),

@@ -3,26 +3,16 @@
 //! Owns the recordings, and when one still holds. Must not know what a step computes.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use cudarc::driver::{CudaGraph, sys};
 
-use crate::cuda::context::driver;
+use crate::cuda::context::{driver, recording};
 use crate::cuda::{Context, CudaError};
 
 use super::inputs::Counts;
 
 /// Recordings that are kept; the one that was used longest ago goes first.
 const MOST: usize = 256;
-
-/// Read while weights are set up, written while a step is recorded.
-static SETTING_UP: RwLock<()> = RwLock::new(());
-
-/// Keeps steps from being recorded as long as it lives: for who allocates, copies and frees weights on another thread than
-/// the one that samples.
-pub fn setting_up() -> RwLockReadGuard<'static, ()> {
-    SETTING_UP.read().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Everything that a recording depends on. Addresses are of memory that the step of this moment uses, so whatever was
 /// recorded with the same ones reads and writes the same.
@@ -76,8 +66,8 @@ impl Replays {
         let shape = (key.counts, key.longest);
         if !self.steps.contains_key(&key) {
             // A driver was seen to crash in a recording while another thread set weights up: then, too, it is done by hand.
-            let alone = SETTING_UP.try_write();
-            if alone.is_err() || !self.known.contains(&shape) {
+            let alone = recording();
+            if alone.is_none() || !self.known.contains(&shape) {
                 drop(alone);
                 enqueue()?;
                 self.known.insert(shape);

@@ -228,8 +228,8 @@ impl<T: Element> Sampling<T> {
     pub fn begin(&self, items: &mut [Item<'_, T>]) -> Result<Underway<T>, CudaError> {
         let begun = self.try_begin(items);
         if begun.is_err() {
-            // Their tables may not have been written.
-            items.iter_mut().for_each(|item| item.cache.forget_table());
+            items.iter_mut().for_each(|item| item.cache.shrink());
+            self.work.0.lock().unwrap_or_else(PoisonError::into_inner).pairs.clear();
         }
         begun
     }
@@ -258,7 +258,7 @@ impl<T: Element> Sampling<T> {
             .map(|part| Pass::new(c, items, part, &pairs))
             .collect::<Result<Vec<_>, _>>()?;
         let arena = passes.iter().map(|pass| self.arena_bytes(pass)).max().unwrap_or(0);
-        let inputs = passes.iter().map(|pass| pass.inputs.bytes()).max().unwrap_or(0);
+        let inputs = passes.iter().map(|pass| pass.inputs.counts().bytes()).max().unwrap_or(0);
         let all_pairs = passes.iter().map(|pass| pass.inputs.wanted.len()).sum();
         let Work { rotation, shared, replays, slots, pairs } = &mut *work;
         let old = shared.take();
@@ -306,9 +306,12 @@ impl<T: Element> Sampling<T> {
         let pinned = room(c, &mut slot.inputs, packed.len())?;
         pinned.write(&packed)?;
         c.write_pinned(pinned, packed.len(), inputs)?;
-        let views = Views::new(inputs, &pass.inputs)?;
-        // SAFETY: tables are held by the items' caches, and nothing enqueued before needs the entries that change.
-        unsafe { c.cache_pages::<T>(self.weights.layout.dims.head_dim, &views.pages)? };
+        let views = Views::new(inputs, counts)?;
+        if !pass.pairs.is_empty() {
+            let pairs = c.upload(&pass.pairs)?;
+            // SAFETY: tables are held by the items' caches, and nothing enqueued before needs the entries that change.
+            unsafe { c.cache_pages::<T>(self.weights.layout.dims.head_dim, &pairs)? };
+        }
         let cut = Cut::new(c, pass, self.weights.layout.dims.heads)?;
         let mut regions = self.regions(pass, arena)?;
         let addresses = [
