@@ -97,8 +97,9 @@ fn poisoned() -> Learner {
     let mut decoder = Decoder::init(config, 5, &Device::Cpu.open().unwrap());
     let last = VOCAB as usize - 1;
     decoder.embed = decoder.embed.map(|embed| {
-        let row = embed.clone().slice([last..last + 1]) * f32::NAN;
-        embed.slice_assign([last..last + 1], row)
+        let row = [last..last + 1, 0..embed.dims()[1]];
+        let poison = embed.clone().slice(row.clone()) * f32::NAN;
+        embed.slice_assign(row, poison)
     });
     with_weights(decoder)
 }
