@@ -60,13 +60,19 @@ pub fn renderer(
         RendererName::Auto => Choice::Auto,
         RendererName::Default => Choice::Template,
         RendererName::Qwen3 => Choice::Format(FormatName::Qwen3),
+        RendererName::Qwen35 => Choice::Format(FormatName::Qwen35),
         RendererName::Qwen25 => Choice::Format(FormatName::Qwen25),
         RendererName::Llama3 => Choice::Format(FormatName::Llama3),
+        RendererName::Glm45 => Choice::Format(FormatName::Glm45),
+        RendererName::GptOss => Choice::Format(FormatName::GptOss),
         RendererName::ChatMl => Choice::Format(FormatName::ChatMl),
     };
     let calls = config.tool_parser.map(|parser| match parser {
         ToolParser::Hermes => Calls::Hermes,
         ToolParser::Llama3 => Calls::Llama3,
+        ToolParser::Xml => Calls::Xml,
+        ToolParser::Glm => Calls::Glm,
+        ToolParser::Harmony => Calls::Harmony,
         ToolParser::None => Calls::None,
     });
     let options = RendererOptions {
@@ -86,4 +92,19 @@ pub fn renderer(
         )));
     }
     Ok(Arc::new(renderer))
+}
+
+/// Tells which renderer "auto" is, why, and that the key `name` of `section` chooses another.
+pub fn tell_renderer(renderer: &Renderer, config: &prl_config::Renderer, section: &str) {
+    if config.name != RendererName::Auto {
+        return;
+    }
+    let (name, why) = match renderer.format() {
+        Some(format) => (format.as_str(), "the model's chat template writes as this format does"),
+        None if renderer.marks_answers() => {
+            ("default", "the model's chat template says by itself what the model writes")
+        }
+        None => ("default", "no format writes as the model's chat template does"),
+    };
+    tracing::info!(target: "prl_trainer", "Renderer \"{name}\": {why}; `{section}.name` chooses another");
 }

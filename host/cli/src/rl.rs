@@ -116,6 +116,7 @@ impl Parts {
             &orchestrator.renderer,
             &decoder,
         )?;
+        assets::tell_renderer(&renderer, &orchestrator.renderer, "orchestrator.renderer");
         let made_for = decoder.config().max_position_embeddings;
         if let Some(len) = config.inference.model.max_model_len.filter(|len| *len > made_for) {
             return Err(Failure::input(format_args!(

@@ -57,11 +57,10 @@ fn renderer(folder: &std::path::Path, asked: &Asked) -> Result<Result<Renderer, 
     let choice = match asked.name.as_str() {
         "auto" => Choice::Auto,
         "default" => Choice::Template,
-        "qwen3" => Choice::Format(FormatName::Qwen3),
-        "qwen2.5" => Choice::Format(FormatName::Qwen25),
-        "llama3" => Choice::Format(FormatName::Llama3),
-        "chatml" => Choice::Format(FormatName::ChatMl),
-        other => return Err(format!("no renderer `{other}`").into()),
+        other => {
+            let format = FormatName::ALL.into_iter().find(|format| format.as_str() == other);
+            Choice::Format(format.ok_or_else(|| format!("no renderer `{other}`"))?)
+        }
     };
     let mut variables = asked.variables.clone();
     let thinking = variables.remove("enable_thinking").and_then(|thinking| thinking.as_bool());

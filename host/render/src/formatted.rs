@@ -47,14 +47,17 @@ pub(crate) fn bridge_to_next_turn(
         return Ok(None);
     }
     let Some(last) = previous.last() else { return Ok(None) };
-    let end = |text: &&str| with.tokenizer.token_to_id(text);
-    let ends = format.ends();
-    let closed = ends.iter().filter_map(end).any(|id| id == *last);
-    if !closed && with.stops.contains(last) {
+    let id_of = |text: &str| with.tokenizer.token_to_id(text);
+    let closed = format.ends().iter().find(|end| id_of(end) == Some(*last));
+    if closed.is_none() && with.stops.contains(last) {
         return Ok(None);
     }
-    let mut rendered: Rendered = format.write_next(new)?.encode(with.tokenizer)?.into();
-    if let (false, Some(id)) = (closed, ends.first().and_then(end)) {
+    let begins = format.begins().and_then(id_of).and_then(|id| previous.iter().rposition(|other| *other == id));
+    let mut turn = with.tokenizer.decode(&previous[begins.unwrap_or(previous.len() - 1)..], false)?;
+    let end = if closed.is_some() { None } else { format.end_of_cut(&turn) };
+    turn.push_str(end.unwrap_or_default());
+    let mut rendered: Rendered = format.write_next(new, &turn)?.encode(with.tokenizer)?.into();
+    if let Some(id) = end.and_then(id_of) {
         rendered.ids.insert(0, id);
         rendered.sampled.insert(0, false);
         rendered.spans.iter_mut().for_each(|span| span.start += 1);
@@ -110,7 +113,7 @@ pub(crate) fn training_sample(
 
 /// A model that is trained to answer without thinking must not learn to think all the same.
 fn refuse_thoughts(format: &Format, written: &Writer) -> Result<(), RenderError> {
-    let thought = written.pieces().iter().find(|piece| piece.sampled && piece.text.starts_with("<think>"));
+    let thought = written.pieces().iter().find(|piece| piece.sampled && piece.text.trim_start().starts_with("<think>"));
     match thought.and_then(|piece| piece.message) {
         Some(message) => {
             let what = "reasoning while `enable_thinking` is false";

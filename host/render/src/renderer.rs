@@ -123,6 +123,8 @@ pub struct Renderer {
     dir: std::path::PathBuf,
     stops: Vec<TokenId>,
     thinking: Thinking,
+    /// Whether prompts rule out that the model thinks.
+    quiet: bool,
     calls: Calls,
 }
 
@@ -175,22 +177,28 @@ impl Renderer {
             (_, None) => (None, None),
         };
 
-        let switched = format.as_ref().is_some_and(|format| format.name() == FormatName::Qwen3)
+        let switched = format.as_ref().is_some_and(|format| format.name().thinks())
             || template.as_ref().is_some_and(|template| template.knows("enable_thinking"));
         if options.thinking.is_some() && !switched {
             let origin = template.as_ref().map(|template| template.origin().to_owned());
             return Err(RenderError::NoThinkingSwitch { origin });
         }
         let own_end = template.as_ref().and_then(Templated::end);
-        let ends = format.iter().flat_map(|f| f.ends()).filter_map(|text| tokenizer.token_to_id(text));
-        let ends: Vec<TokenId> = if format.is_some() { ends.take(1).collect() } else { own_end.into_iter().collect() };
+        let ends = format.iter().flat_map(|f| f.written_ends()).filter_map(|text| tokenizer.token_to_id(text));
+        let ends: Vec<TokenId> = if format.is_some() { ends.collect() } else { own_end.into_iter().collect() };
         let mut stops: Vec<TokenId> = Vec::new();
         for id in ends.into_iter().chain(sources::eos_ids(dir)?).chain(eos) {
             if !stops.contains(&id) {
                 stops.push(id);
             }
         }
-        let by_template = template.as_ref().map_or(Thinking::Unknown, Templated::thinking);
+        let written = format.as_ref().or(found.as_ref()).map_or(Calls::Hermes, Format::calls);
+        let calls = options.calls.unwrap_or(written);
+        let by_template = match template.as_ref().map_or(Thinking::Unknown, Templated::thinking) {
+            // Reasoning is a message beside the others there.
+            Thinking::Unknown if calls == Calls::Harmony => Thinking::Free,
+            thinking => thinking,
+        };
         let thinking = match options.think_blocks {
             Some(false) => Thinking::Unknown,
             asked => match (&format, by_template) {
@@ -199,9 +207,8 @@ impl Renderer {
                 (None, thinking) => thinking,
             },
         };
-        let written = format.as_ref().or(found.as_ref()).map_or(Calls::Hermes, Format::calls);
-        let calls = options.calls.unwrap_or(written);
-        Ok(Renderer { tokenizer, format, template, dir: dir.to_path_buf(), stops, thinking, calls })
+        let quiet = options.thinking == Some(false) || format.as_ref().is_some_and(Format::forbids_thinking);
+        Ok(Renderer { tokenizer, format, template, dir: dir.to_path_buf(), stops, thinking, quiet, calls })
     }
 
     /// The tokenizer.
@@ -212,6 +219,22 @@ impl Renderer {
     /// The format that renders; none where the model's own template does.
     pub fn format(&self) -> Option<FormatName> {
         self.format.as_ref().map(Format::name)
+    }
+
+    /// Whether the model's own template renders because it marks by itself what the assistant writes.
+    pub fn marks_answers(&self) -> bool {
+        self.format.is_none() && self.template.as_ref().is_some_and(Templated::has_marks)
+    }
+
+    /// An `answer` of another model as this one is to give it: without reasoning where its turns have none, or where it is
+    /// told not to think.
+    pub fn adopted(&self, answer: Message) -> Message {
+        if self.thinking != Thinking::Unknown && !self.quiet {
+            return answer;
+        }
+        let told = |content: &str| formats::in_line(content).map(|(_, text)| text.to_owned());
+        let content = if self.quiet { told(&answer.content) } else { None };
+        Message { reasoning: None, content: content.unwrap_or_else(|| answer.content.clone()), ..answer }
     }
 
     /// How the model writes calls.

@@ -9,8 +9,6 @@ use serde_json::json;
 use std::path::Path;
 use std::sync::LazyLock;
 
-const FORMATS: [FormatName; 4] = [FormatName::Qwen3, FormatName::Qwen25, FormatName::Llama3, FormatName::ChatMl];
-
 /// A format by name, for a folder without a template.
 fn named(name: FormatName, options: RendererOptions) -> Result<Renderer, RenderError> {
     let dir = common::model_dir("chatml.jinja");
@@ -36,9 +34,9 @@ fn opened() -> Renderer {
 
 /// Every format, and every way of thinking.
 static ALL: LazyLock<Vec<Renderer>> = LazyLock::new(|| {
-    let mut all: Vec<Renderer> = FORMATS.map(plain).into();
-    let quiet = RendererOptions { thinking: Some(false), ..Default::default() };
-    all.push(named(FormatName::Qwen3, quiet).unwrap());
+    let mut all: Vec<Renderer> = FormatName::ALL.map(plain).into();
+    let quiet = || RendererOptions { thinking: Some(false), ..Default::default() };
+    all.extend(FormatName::ALL.into_iter().filter(|name| name.thinks()).map(|name| named(name, quiet()).unwrap()));
     all.push(opened());
     for name in [FormatName::ChatMl, FormatName::Llama3] {
         all.push(named(name, RendererOptions { think_blocks: Some(true), ..Default::default() }).unwrap());
@@ -128,6 +126,138 @@ fn llama_is_written_as_its_template_writes_it() {
 }
 
 #[test]
+fn qwen35_is_written_as_its_template_writes_it() {
+    let arguments = "{\"a\":\"x y\",\"b\":[1,null],\"c\":true,\"d\":null,\"e\":1e-5}";
+    let chat = [
+        system(" S\n"),
+        user(" q "),
+        called(thought(" why\n", " look "), &[arguments, "{", ""]),
+        told(" 1\n"),
+        told("2"),
+        assistant("b"),
+    ];
+    let qwen = plain(FormatName::Qwen35);
+    let whole = qwen.render_text(&chat, &[tool()], true).unwrap();
+    let (tools, rest) = whole.split_once("</IMPORTANT>").unwrap();
+    assert!(tools.starts_with("<|im_start|>system\n# Tools\n\nYou have access to the following functions:"), "{tools}");
+    assert_eq!(
+        rest,
+        "\n\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<think>\nwhy\n</think>\n\nlook\n\n\
+         <tool_call>\n<function=get>\n<parameter=a>\nx y\n</parameter>\n<parameter=b>\n[1, null]\n</parameter>\n\
+         <parameter=c>\nTrue\n</parameter>\n<parameter=d>\nNone\n</parameter>\n<parameter=e>\n1e-05\n</parameter>\n\
+         </function>\n</tool_call>\n<tool_call>\n<function=get>\n{\n</function>\n</tool_call>\n\
+         <tool_call>\n<function=get>\n</function>\n</tool_call><|im_end|>\n\
+         <|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response><|im_end|>\n\
+         <|im_start|>assistant\n<think>\n\n</think>\n\nb<|im_end|>\n<|im_start|>assistant\n<think>\n"
+    );
+    let answer = qwen.answer_ids(&chat[..2], &[tool()], &chat[2], false).unwrap();
+    let read = qwen.parse_response(&answer).unwrap();
+    assert_eq!((read.reasoning.as_deref(), read.content.as_str()), (Some("why"), "look"));
+    let arguments: Vec<&str> = read.tool_calls.iter().map(|call| call.arguments.as_str()).collect();
+    let first = "{\"a\": \"x y\", \"b\": [1, null], \"c\": true, \"d\": null, \"e\": 1e-05}";
+    assert_eq!(arguments, [first, "<function=get>\n{\n</function>", "{}"]);
+    assert!(read.tool_calls.iter().all(|call| call.name == "get"));
+    assert!(
+        qwen.render_text(&chat[..2], &[], false).unwrap().starts_with("<|im_start|>system\nS<|im_end|>\n<|im_start|>")
+    );
+    let late = qwen.render_text(&[user("q"), system("s")], &[], true).unwrap_err().to_string();
+    assert!(late.contains("qwen3.5 has no place for what message 1 has: a system message behind"), "{late}");
+}
+
+#[test]
+fn glm_is_written_as_its_template_writes_it() {
+    let chat = [
+        system("S"),
+        user("q"),
+        called(thought(" why\n", " look "), &["{\"a\":\" x\",\"b\":[1,null]}", "{"]),
+        told("1"),
+        told("2"),
+        assistant(" b "),
+        user("r"),
+    ];
+    let glm = plain(FormatName::Glm45);
+    let whole = glm.render_text(&chat, &[tool()], true).unwrap();
+    let (tools, rest) = whole.split_once("...\n</tool_call>").unwrap();
+    assert!(tools.starts_with("[gMASK]<sop><|system|>\n# Tools\n\nYou may call"), "{tools}");
+    assert_eq!(
+        rest,
+        "<|system|>\nS<|user|>\nq<|assistant|>\n<think>why</think>\nlook\n<tool_call>get\n<arg_key>a</arg_key>\n\
+         <arg_value> x</arg_value>\n<arg_key>b</arg_key>\n<arg_value>[1, null]</arg_value>\n</tool_call>\n\
+         <tool_call>get\n{\n</tool_call><|observation|>\n<tool_response>\n1\n</tool_response>\n\
+         <tool_response>\n2\n</tool_response><|assistant|>\n<think></think>\nb<|user|>\nr<|assistant|>"
+    );
+    // The last turn has an end, so that it is learnt; what the model ended a turn with stays, whoever speaks next.
+    assert!(glm.render_text(&chat[..6], &[], false).unwrap().ends_with("</think>\nb<|user|>"));
+    let asked = [user("q"), called(assistant(""), &["{}"]), user("r")];
+    assert!(glm.render_text(&asked, &[], false).unwrap().ends_with("</tool_call><|observation|><|user|>\nr"));
+    let stops: Vec<TokenId> =
+        ["<|user|>", "<|observation|>"].map(|text| glm.tokenizer().token_to_id(text).unwrap()).into();
+    assert!(glm.stop_token_ids().starts_with(&stops));
+    let read = glm.parse_response(&glm.answer_ids(&chat[..2], &[], &chat[2], false).unwrap()).unwrap();
+    assert_eq!((read.reasoning.as_deref(), read.content.as_str()), (Some("why"), "look"));
+    let arguments: Vec<&str> = read.tool_calls.iter().map(|call| call.arguments.as_str()).collect();
+    assert_eq!(arguments, ["{\"a\": \" x\", \"b\": [1, null]}", "get\n{"]);
+    let quiet = named(FormatName::Glm45, RendererOptions { thinking: Some(false), ..Default::default() }).unwrap();
+    let text = quiet.render_text(&[user("q"), assistant("a"), user("r/nothink")], &[], true).unwrap();
+    assert_eq!(
+        text,
+        "[gMASK]<sop><|user|>\nq/nothink<|assistant|>\n<think></think>\na<|user|>\nr/nothink<|assistant|>\n<think></think>"
+    );
+}
+
+#[test]
+fn gpt_oss_is_written_as_its_template_writes_it() {
+    let chat = [
+        system("S"),
+        user("q"),
+        called(thought("why", ""), &["{\"a\":1}"]),
+        told("\"1\""),
+        thought("so", " b"),
+        user("r"),
+        assistant("c"),
+    ];
+    let properties = json!({
+        "city": {"type": "string", "description": "where"},
+        "unit": {"type": "string", "enum": ["C", "F"], "default": "C"},
+        "days": {"type": "array", "items": {"type": "integer"}, "nullable": true},
+        "more": {"type": "object", "properties": {"x": {"type": "number"}, "y": {"oneOf": [{"type": "boolean"}, {"type": "string", "description": "d", "default": 1}]}}, "required": ["x"]},
+        "any": {"type": ["string", "null"], "default": null},
+    });
+    let parameters = json!({"type": "object", "properties": properties, "required": ["city"]});
+    let tools = [ToolDef { parameters, ..tool() }, ToolDef { name: "now".into(), ..tool() }];
+    let oss = plain(FormatName::GptOss);
+    assert_eq!(
+        oss.render_text(&chat, &tools, false).unwrap(),
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n\n\
+         Reasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.\n\
+         Calls to these tools must go to the commentary channel: 'functions'.<|end|>\
+         <|start|>developer<|message|># Instructions\n\nS\n\n# Tools\n\n## functions\n\nnamespace functions {\n\n\
+         // d\ntype get = (_: {\n// where\ncity: string,\nunit?: \"C\" | \"F\", // default: C,\ndays?: number[] | null,\n\
+         more?: {\nx: \n                number, y?: \n                boolean | \nstring// d                    // default: 1},\n\
+         any?: string | null, // default: null,\n}) => any;\n\n// d\ntype now = () => any;\n\n} // namespace functions<|end|>\
+         <|start|>user<|message|>q<|end|><|start|>assistant<|channel|>analysis<|message|>why<|end|>\
+         <|start|>assistant to=functions.get<|channel|>commentary json<|message|>{\"a\": 1}<|call|>\
+         <|start|>functions.get to=assistant<|channel|>commentary<|message|>\"\\\"1\\\"\"<|end|>\
+         <|start|>assistant<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|> b<|return|>\
+         <|start|>user<|message|>r<|end|><|start|>assistant<|channel|>final<|message|>c<|return|>"
+    );
+    let look = [user("q"), called(assistant("look"), &["{"])];
+    let ids = oss.answer_ids(&look[..1], &[], &look[1], false).unwrap();
+    let read = oss.parse_response(&ids).unwrap();
+    assert_eq!((read.content.as_str(), read.tool_calls[0].name.as_str()), ("look", "get"));
+    assert_eq!(read.tool_calls[0].arguments, "{");
+    let stops: Vec<TokenId> = ["<|return|>", "<|call|>"].map(|text| oss.tokenizer().token_to_id(text).unwrap()).into();
+    assert!(oss.stop_token_ids().starts_with(&stops));
+    for (chat, what) in [
+        (&[user("q"), called(assistant(""), &["{}", "{}"])], "several tool calls"),
+        (&[user("q"), told("1")], "a result without a call"),
+    ] {
+        let error = oss.render_text(chat, &[], false).unwrap_err().to_string();
+        assert!(error.contains("gpt-oss has no place for what message 1 has") && error.contains(what), "{error}");
+    }
+}
+
+#[test]
 fn what_has_no_place_is_refused_and_said() {
     let refused = |r: &Renderer, chat: &[Message], tools: &[ToolDef]| {
         let error = r.training_sample(chat, tools, LossMask::default()).unwrap_err();
@@ -162,6 +292,26 @@ fn what_has_no_place_is_refused_and_said() {
     let error = load(Choice::Format(FormatName::Qwen25)).unwrap_err().to_string();
     assert!(error.contains("qwen2.5") && error.contains("<|im_start|>") && error.contains("renderer.name"), "{error}");
     assert_eq!(load(Choice::Auto).unwrap().format(), None);
+}
+
+#[test]
+fn answers_of_other_models_lose_the_reasoning_that_has_no_place() {
+    let quiet = named(FormatName::Qwen3, RendererOptions { thinking: Some(false), ..Default::default() }).unwrap();
+    let inline = assistant("<think>\nwhy\n</think>\n\na");
+    let bare = Message { reasoning: None, ..called(assistant("a"), &["{}"]) };
+    let teacher = Message { reasoning: Some("why".into()), ..bare.clone() };
+    for r in [&quiet, &plain(FormatName::ChatMl), &plain(FormatName::Llama3)] {
+        let adopted = r.adopted(teacher.clone());
+        assert_eq!(adopted, bare);
+        let adopted = Message { tool_calls: Vec::new(), ..adopted };
+        let ids = r.answer_ids(&[user("q")], &[], &adopted, false).unwrap();
+        assert!(!r.decode(&ids).unwrap().contains("why"));
+        assert_eq!(r.parse_response(&ids).unwrap(), adopted);
+    }
+    assert_eq!(quiet.adopted(inline.clone()), assistant("a"));
+    // Where the model thinks, it learns to; where there are no think blocks, a tag is text.
+    assert_eq!(plain(FormatName::Qwen3).adopted(teacher.clone()), teacher);
+    assert_eq!(plain(FormatName::ChatMl).adopted(inline.clone()), inline);
 }
 
 #[test]
@@ -302,6 +452,11 @@ fn turn() -> impl Strategy<Value = Turn> {
     (prop::option::of(content()), content(), calls, prop::collection::vec(content(), 1..3))
 }
 
+/// gpt-oss calls one function a turn.
+fn most_calls(renderer: &Renderer) -> usize {
+    if renderer.calls() == Calls::Harmony { 1 } else { usize::MAX }
+}
+
 fn conversation(head: Option<String>, first: &str, turns: &[Turn], renderer: &Renderer) -> Vec<Message> {
     let thinks = renderer.prompt(&[user("q")], &[], &serde_json::Map::new(), Open::NextTurn).unwrap().thinking;
     let bare = renderer.calls() == Calls::Llama3;
@@ -309,6 +464,7 @@ fn conversation(head: Option<String>, first: &str, turns: &[Turn], renderer: &Re
     chat.push(user(first));
     for (reasoning, text, calls, next) in turns {
         let reasoning = reasoning.clone().filter(|_| thinks != Thinking::Unknown);
+        let calls = &calls[..calls.len().min(most_calls(renderer))];
         let text = if bare && !calls.is_empty() { "" } else { text };
         let message = Message { reasoning, ..assistant(text) };
         chat.push(called(message, &calls.iter().map(String::as_str).collect::<Vec<_>>()));
@@ -355,7 +511,7 @@ proptest! {
                     }
                 }
                 let answer = r.answer_ids(&chat[..n], &tools, message, false).unwrap();
-                prop_assert_eq!(answer.last(), r.stop_token_ids().first());
+                prop_assert!(answer.last().is_some_and(|last| r.stop_token_ids().contains(last)));
                 prop_assert!(whole.sampled[prompt.ids.len()..][..answer.len()].iter().all(|sampled| *sampled));
                 said += answer.len();
                 so_far = [prompt.ids, answer].concat();
@@ -384,8 +540,9 @@ proptest! {
         for r in ALL.iter() {
             let bare = r.calls() == Calls::Llama3;
             let thinks = r.prompt(&[user("q")], &[], &serde_json::Map::new(), Open::NextTurn).unwrap().thinking;
+            let calls = &calls[..calls.len().min(most_calls(r))];
             let said = bits.0 && (!bare || calls.is_empty());
-            let mut message = called(assistant(if said { &text } else { "" }), &calls);
+            let mut message = called(assistant(if said { &text } else { "" }), calls);
             message.reasoning = Some(reasoning.clone()).filter(|_| bits.1 && thinks != Thinking::Unknown);
             let ids = r.answer_ids(&[user("q")], &[], &message, false).unwrap();
             prop_assert_eq!(r.parse_response(&ids).unwrap(), message);

@@ -13,6 +13,7 @@ use prl_orchestrator::{Answer, Question, Reference, Source};
 use prl_render::Renderer;
 use prl_types::{Rollout, Sample, TokenId};
 use serde_json::{Map, json};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -83,8 +84,13 @@ impl Outside {
     }
 }
 
-/// Chat with it instead of the policy.
-pub struct ChatSource(pub Outside);
+/// Chat with it instead of the policy, which is to give the same answers.
+pub struct ChatSource {
+    /// The model.
+    pub model: Outside,
+    /// The policy's renderer.
+    pub renderer: Arc<Renderer>,
+}
 
 impl Source for ChatSource {
     fn answer<'a>(&'a self, question: Question<'a>) -> BoxFuture<'a, Result<Answer, String>> {
@@ -94,7 +100,7 @@ impl Source for ChatSource {
 
 impl ChatSource {
     async fn ask(&self, question: Question<'_>) -> Result<Answer, ServiceError> {
-        let ChatSource(model) = self;
+        let ChatSource { model, renderer } = self;
         let sampling = question.sampling;
         let mut options = Map::new();
         // Servers keep seeds in 63 bits.
@@ -122,7 +128,7 @@ impl ChatSource {
         };
         let _place = model.room.acquire().await;
         let (answer, reason) = model.server().complete(&model.client, &request).await?;
-        Ok(Answer { message: answer.message, cut: reason.as_deref() == Some("length") })
+        Ok(Answer { message: renderer.adopted(answer.message), cut: reason.as_deref() == Some("length") })
     }
 }
 

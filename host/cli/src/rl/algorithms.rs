@@ -69,7 +69,7 @@ impl Algorithms {
     }
 
     /// Reaches the models outside the run that they use.
-    pub async fn connect(&mut self, config: &RlConfig, renderer: &Renderer) -> Result<(), Failure> {
+    pub async fn connect(&mut self, config: &RlConfig, renderer: &Arc<Renderer>) -> Result<(), Failure> {
         for (i, plugin) in self.plugins.iter().enumerate() {
             let models = Models::connect(plugin.metadata(), config.orchestrator.algo_of(i), renderer).await?;
             self.models.push(models);
@@ -175,7 +175,11 @@ struct Models {
 }
 
 impl Models {
-    async fn connect(plugin: &Metadata, (key, algo): (String, &Algo), renderer: &Renderer) -> Result<Self, Failure> {
+    async fn connect(
+        plugin: &Metadata,
+        (key, algo): (String, &Algo),
+        renderer: &Arc<Renderer>,
+    ) -> Result<Self, Failure> {
         let name = &plugin.name;
         let wrong = |place: &str, why: String| Err(Failure::input(format_args!("`{key}.{place}`{why}")));
         let model = "set `name` and `base_url` of a served model";
@@ -202,7 +206,7 @@ impl Models {
         let mut models = Models::default();
         if let Some(source) = &algo.sampling.source {
             let model = Outside::connect(source, &format!("{key}.sampling.source")).await?;
-            models.source = Some(Arc::new(ChatSource(model)));
+            models.source = Some(Arc::new(ChatSource { model, renderer: renderer.clone() }));
         }
         if let Some(teacher) = &algo.teacher {
             let place = format!("{key}.teacher");

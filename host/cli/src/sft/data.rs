@@ -58,6 +58,7 @@ impl<'a> Texts<'a> {
         };
         let template = config.tokenizer.chat_template.clone();
         let renderer = assets::renderer(&folder, template, &config.renderer, self.decoder)?;
+        assets::tell_renderer(&renderer, &config.renderer, "renderer");
         Ok(self.renderer.get_or_init(|| renderer))
     }
 }

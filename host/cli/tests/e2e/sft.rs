@@ -58,7 +58,9 @@ fn it_learns_conversations_and_pairs() {
 "#;
     for (name, lines) in [("messages", messages), ("pairs", pairs)] {
         let toml = on_file(&scratch, name, lines);
-        scratch.prl(&format!("sft @ {toml}")).ok();
+        let done = scratch.prl(&format!("sft @ {toml}")).ok();
+        let told = "Renderer \"chatml\": the model's chat template writes as this format does; `renderer.name` chooses another";
+        assert!(done.to_string().contains(told), "{done}");
         let losses = scratch.run(name).series("loss/mean");
         assert!(losses.len() == 8 && losses[7] < 0.8 * losses[0], "{name}: {losses:?}");
     }
@@ -187,7 +189,7 @@ fn the_reasoning_of_every_turn_is_learnt() {
         ),
         ("qwen3", "--renderer.enable-thinking false", "reasoning while `enable_thinking` is false"),
         ("qwen3", "--renderer.tool-parser hermit", "tool_parser"),
-        ("gpt-oss", "", "prl does not support it yet"),
+        ("kimi-k2", "", "prl does not support it yet"),
     ] {
         let done = run(name, &format!("{words} --clean-output-dir"));
         assert_eq!(done.code, Some(2), "{done}");

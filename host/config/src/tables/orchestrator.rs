@@ -94,16 +94,22 @@ choice! {
         "default" => Default,
         /// Qwen3's format, with the reasoning of all turns.
         "qwen3" => Qwen3,
+        /// The format of Qwen3.5 and 3.6, with the reasoning of all turns.
+        "qwen3.5" => Qwen35,
         /// Qwen2.5's format.
         "qwen2.5" => Qwen25,
         /// The format of Llama 3 to 3.3.
         "llama3" => Llama3,
+        /// GLM-4.5's format, with the reasoning of all turns.
+        "glm-4.5" => Glm45,
+        /// gpt-oss's format, with the reasoning of all turns.
+        "gpt-oss" => GptOss,
         /// ChatML.
         "chatml" => ChatMl,
     }
     unsupported [
-        "qwen3_vl", "qwen3.5", "qwen3.6", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2", "deepseek-v3", "kimi-k2", "kimi-k2.5",
-        "nemotron-3", "gpt-oss",
+        "qwen3_vl", "qwen3.6", "glm-5", "glm-5.1", "minimax-m2", "deepseek-v3", "kimi-k2", "kimi-k2.5",
+        "nemotron-3",
     ]
 }
 
@@ -114,6 +120,12 @@ choice! {
         "hermes" => Hermes,
         /// A turn of bare JSON, or behind `<|python_tag|>`.
         "llama3_json" => Llama3,
+        /// `<function=name>` with `<parameter=key>` in `<tool_call>`.
+        "qwen3_coder" => Xml,
+        /// A name with `<arg_key>` and `<arg_value>` in `<tool_call>`.
+        "glm45" => Glm,
+        /// A message of its own to `functions.name`.
+        "openai" => Harmony,
         /// There are none: all is text.
         "none" => None,
     }
@@ -134,7 +146,7 @@ section! {
     pub struct Renderer {
         /// Which renderer.
         name: RendererName = RendererName::Auto;
-        /// Whether the model may think; none leaves it to the model's template, and means yes for "qwen3".
+        /// Whether the model may think; none leaves it to the model's template, and means yes for a format that can be told.
         enable_thinking: Option<bool> = None;
         /// Whether the model goes on seeing the reasoning of earlier turns. Formats keep it, as "default" does where it can; false
         /// makes "default" render every turn anew, which is a sample of its own.

@@ -104,7 +104,9 @@ fn fresh(ckpt: Option<&crate::TrainerCkpt>, section: &str, v: &mut Validator<'_>
 fn renderer(renderer: &Renderer, section: &str, v: &mut Validator<'_>) {
     let Renderer { name, enable_thinking, preserve_all_thinking, .. } = renderer;
     let (own, key) = (name.as_str(), format!("{section}.enable_thinking"));
-    if enable_thinking.is_some() && matches!(name, RendererName::Qwen25 | RendererName::Llama3 | RendererName::ChatMl) {
+    if enable_thinking.is_some()
+        && matches!(name, RendererName::Qwen25 | RendererName::Llama3 | RendererName::GptOss | RendererName::ChatMl)
+    {
         v.fail(&[&key], format!("`{key}` has no meaning for \"{own}\": its models cannot be told whether to think"));
     }
     let key = format!("{section}.preserve_all_thinking");

@@ -1,9 +1,11 @@
 //! ChatML and what Qwen made of it: `<|im_start|>role`, text, `<|im_end|>`; tools in `<tools>`, calls in `<tool_call>`,
-//! results in `<tool_response>` within a user's turn. Knows nothing of tokens.
+//! results in `<tool_response>` within a user's turn. Knows nothing of tokens; how Qwen3.5 writes tools is in `xml`.
 
 use super::pieces::Writer;
+use super::xml::{self, Literals};
 use super::{Format, FormatName, Own, Think};
 use crate::RenderError;
+use crate::parse::Calls;
 use crate::pyjson;
 use crate::template::{arguments, tool_json};
 use prl_types::{Message, Role, ToolDef};
@@ -24,13 +26,24 @@ const TOOLS: (&str, &str) = (
      <args-json-object>}\n</tool_call>",
 );
 
+/// How a member of the family writes tools, and texts.
+#[derive(Clone, Debug)]
+enum Style {
+    /// Tools behind the system message, calls as JSON, texts as they are.
+    Json {
+        /// Whether arguments that are no JSON object are written as a JSON string.
+        quoted: bool,
+    },
+    /// Tools in front of the system message, calls as XML, texts without white space around them.
+    Xml(Literals),
+}
+
 /// One member of the family.
 #[derive(Clone, Debug)]
 pub(super) struct Im {
     /// The system message of conversations that have none.
     system: Option<String>,
-    /// Whether arguments that are no JSON object are written as a JSON string.
-    quoted: bool,
+    style: Style,
 }
 
 impl Im {
@@ -41,7 +54,27 @@ impl Im {
             (None, FormatName::Qwen25) => Some(QWEN25_SYSTEM.to_owned()),
             (None, _) => None,
         };
-        Im { system, quoted: name == FormatName::Qwen25 }
+        let style = match name {
+            FormatName::Qwen35 => Style::Xml(own.map_or(Literals::Python, xml::literals)),
+            _ => Style::Json { quoted: name == FormatName::Qwen25 },
+        };
+        Im { system, style }
+    }
+
+    /// How the model writes calls.
+    pub fn calls(&self) -> Calls {
+        match self.style {
+            Style::Json { .. } => Calls::Hermes,
+            Style::Xml(_) => Calls::Xml,
+        }
+    }
+
+    /// A message's text as the family writes it.
+    fn text<'a>(&self, content: &'a str) -> &'a str {
+        match self.style {
+            Style::Json { .. } => content,
+            Style::Xml(_) => content.trim(),
+        }
     }
 
     /// Writes a conversation from its beginning.
@@ -54,6 +87,15 @@ impl Im {
     ) -> Result<(), RenderError> {
         let said = messages.first().filter(|m| m.role == Role::System);
         let by = said.map(|_| 0);
+        if matches!(self.style, Style::Xml(_)) && !tools.is_empty() {
+            out.scaffold(Role::System, by, &format!("<|im_start|>system\n{}", xml::offered(tools)));
+            if let Some(text) = said.map(|message| self.text(&message.content)).filter(|text| !text.is_empty()) {
+                out.scaffold(Role::System, by, "\n\n");
+                out.given(Role::System, 0, text);
+            }
+            out.scaffold(Role::System, by, "<|im_end|>\n");
+            return self.write_messages(format, out, messages, usize::from(said.is_some()));
+        }
         if tools.is_empty() {
             if let (None, Some(system)) = (said, &self.system) {
                 out.scaffold(Role::System, None, &format!("<|im_start|>system\n{system}<|im_end|>\n"));
@@ -90,9 +132,12 @@ impl Im {
         for (n, message) in messages.iter().enumerate().skip(start) {
             let (role, by) = (message.role, Some(n));
             match role {
+                Role::System if n > 0 && matches!(self.style, Style::Xml(_)) => {
+                    return Err(format.no_place(n, "a system message behind the first message"));
+                }
                 Role::System | Role::User => {
                     out.scaffold(role, by, &format!("<|im_start|>{}\n", role.as_str()));
-                    out.given(role, n, &message.content);
+                    out.given(role, n, self.text(&message.content));
                     out.scaffold(role, by, "<|im_end|>\n");
                 }
                 Role::Tool => {
@@ -100,7 +145,7 @@ impl Im {
                         out.scaffold(role, by, "<|im_start|>user");
                     }
                     out.scaffold(role, by, "\n<tool_response>\n");
-                    out.given(role, n, &message.content);
+                    out.given(role, n, self.text(&message.content));
                     out.scaffold(role, by, "\n</tool_response>");
                     if !tool_at(n + 1) {
                         out.scaffold(role, by, "<|im_end|>\n");
@@ -133,20 +178,36 @@ impl Im {
 
     fn answer(&self, format: &Format, out: &mut Writer, message: &Message, n: usize) -> Result<(), RenderError> {
         let (reasoning, content) = format.thoughts(message, n)?;
+        let (reasoning, content) = (self.text(reasoning), self.text(content));
         if let Some(block) = format.think_block(reasoning) {
             out.sampled(n, false, &block);
         }
         let block = matches!(format.think, Think::Always | Think::Closed | Think::Opened) || !reasoning.is_empty();
         out.sampled(n, true, if block { content.trim_start_matches('\n') } else { content });
         for (i, call) in message.tool_calls.iter().enumerate() {
-            let lead = if i > 0 || !content.is_empty() { "\n" } else { "" };
-            let arguments = match arguments(call) {
-                Value::String(text) if !self.quoted => text,
-                value => pyjson::dumps(&value),
+            let first = i == 0;
+            let call = match self.style {
+                Style::Json { quoted } => {
+                    let lead = if first && content.is_empty() { "" } else { "\n" };
+                    let arguments = match arguments(call) {
+                        Value::String(text) if !quoted => text,
+                        value => pyjson::dumps(&value),
+                    };
+                    format!(
+                        "{lead}<tool_call>\n{{\"name\": \"{}\", \"arguments\": {arguments}}}\n</tool_call>",
+                        call.name
+                    )
+                }
+                Style::Xml(literals) => {
+                    let lead = match (first, content.is_empty()) {
+                        (true, true) => "",
+                        (true, false) => "\n\n",
+                        (false, _) => "\n",
+                    };
+                    format!("{lead}{}", xml::call(call, literals))
+                }
             };
-            let call =
-                format!("<tool_call>\n{{\"name\": \"{}\", \"arguments\": {arguments}}}\n</tool_call>", call.name);
-            out.sampled(n, false, &format!("{lead}{call}"));
+            out.sampled(n, false, &call);
         }
         out.sampled(n, false, ENDS[0]);
         Ok(())

@@ -2,13 +2,19 @@
 //! follows it. Owns the list of formats, what one must be able to do, and how one is made for a model folder; the ids of
 //! what it writes are made in `pieces`.
 
+mod glm;
+mod harmony;
 mod im;
 mod llama3;
 pub(crate) mod pieces;
 pub(crate) mod probes;
+mod typescript;
+mod xml;
 
 use crate::parse::{Calls, Thinking};
 use crate::{RenderError, Tokenizer};
+use glm::Glm;
+use harmony::Harmony;
 use im::Im;
 use llama3::Llama3;
 use pieces::Writer;
@@ -21,34 +27,55 @@ pub(crate) use probes::choose;
 pub enum FormatName {
     /// Qwen3: a think block in every turn, which the prompt opens where the model's template does; tools as Qwen2.5.
     Qwen3,
+    /// Qwen3.5 and 3.6: a think block in every turn as Qwen3, which the prompt opens or closes; calls as XML.
+    Qwen35,
     /// Qwen2.5: ChatML, tools in `<tools>` and `<tool_call>`.
     Qwen25,
     /// Llama 3, 3.1, 3.2, 3.3: headers, calls as bare JSON.
     Llama3,
+    /// GLM-4.5: a think block in every turn, calls as keys and values; a turn ends with the token that begins the next one.
+    Glm45,
+    /// gpt-oss: reasoning, text and a call are messages of their own in a turn.
+    GptOss,
     /// ChatML as SmolLM2 and many others have it; tools as Qwen2.5.
     ChatMl,
 }
 
 impl FormatName {
     /// All of them, in the order in which they are tried.
-    pub(crate) const ALL: [FormatName; 4] =
-        [FormatName::Qwen3, FormatName::ChatMl, FormatName::Qwen25, FormatName::Llama3];
+    pub const ALL: [FormatName; 7] = [
+        FormatName::Qwen3,
+        FormatName::Qwen35,
+        FormatName::ChatMl,
+        FormatName::Qwen25,
+        FormatName::Llama3,
+        FormatName::Glm45,
+        FormatName::GptOss,
+    ];
 
     /// The name in a configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             FormatName::Qwen3 => "qwen3",
+            FormatName::Qwen35 => "qwen3.5",
             FormatName::Qwen25 => "qwen2.5",
             FormatName::Llama3 => "llama3",
+            FormatName::Glm45 => "glm-4.5",
+            FormatName::GptOss => "gpt-oss",
             FormatName::ChatMl => "chatml",
         }
+    }
+
+    /// Whether its models can be told whether to think.
+    pub fn thinks(self) -> bool {
+        matches!(self, FormatName::Qwen3 | FormatName::Qwen35 | FormatName::Glm45)
     }
 }
 
 /// What shapes a format beside its name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Settings {
-    /// Whether the model may think; `false` closes the think block in its prompt. Qwen3 only.
+    /// Whether the model may think; `false` closes the think block in its prompt. For formats that can be told.
     pub thinking: Option<bool>,
     /// Whether turns have think blocks where the family itself has none.
     pub think_blocks: bool,
@@ -73,6 +100,8 @@ enum Think {
 enum Family {
     Im(Im),
     Llama3(Llama3),
+    Glm(Glm),
+    Harmony(Harmony),
 }
 
 /// One format, made for one model folder.
@@ -100,15 +129,24 @@ impl Format {
         own: Option<Own>,
     ) -> Result<Self, RenderError> {
         let think = match (name, settings.thinking, settings.think_blocks) {
-            (FormatName::Qwen3, Some(false), _) => Think::Closed,
-            (FormatName::Qwen3, _, _) if own.is_some_and(opens) => Think::Opened,
-            (FormatName::Qwen3, _, _) => Think::Always,
+            (name, Some(false), _) if name.thinks() => Think::Closed,
+            (FormatName::Qwen3, _, _) if own.is_some_and(|own| invites(own, "<think>\n")) => Think::Opened,
+            (FormatName::Qwen35, _, _) if own.is_some_and(|own| invites(own, "<think>\n\n</think>\n\n")) => {
+                Think::Closed
+            }
+            (FormatName::Qwen35, _, _) => Think::Opened,
+            (FormatName::Qwen3 | FormatName::Glm45, _, _) => Think::Always,
+            (FormatName::GptOss, _, _) => Think::Some,
             (_, _, true) => Think::Some,
             (_, _, false) => Think::Never,
         };
         let family = match name {
             FormatName::Llama3 => Family::Llama3(Llama3::new(bos, own)),
-            FormatName::Qwen3 | FormatName::Qwen25 | FormatName::ChatMl => Family::Im(Im::new(name, own)),
+            FormatName::Glm45 => Family::Glm(Glm),
+            FormatName::GptOss => Family::Harmony(Harmony::new(own)),
+            FormatName::Qwen3 | FormatName::Qwen35 | FormatName::Qwen25 | FormatName::ChatMl => {
+                Family::Im(Im::new(name, own))
+            }
         };
         let format = Format { name, think, family };
         let unfit = |reason: String| RenderError::UnfitFormat { format: name.as_str(), reason };
@@ -129,9 +167,11 @@ impl Format {
 
     /// How the model writes calls.
     pub fn calls(&self) -> Calls {
-        match self.family {
-            Family::Im(_) => Calls::Hermes,
+        match &self.family {
+            Family::Im(im) => im.calls(),
             Family::Llama3(_) => Calls::Llama3,
+            Family::Glm(_) => Calls::Glm,
+            Family::Harmony(_) => Calls::Harmony,
         }
     }
 
@@ -149,18 +189,55 @@ impl Format {
         self.think == Think::Closed
     }
 
-    /// The tokens that an assistant's turn can end with, by text; the first is the one the format writes.
+    /// The tokens that an assistant's turn can end with, by text.
     pub fn ends(&self) -> &'static [&'static str] {
         match self.family {
             Family::Im(_) => &im::ENDS,
             Family::Llama3(_) => &llama3::ENDS,
+            Family::Glm(_) => &glm::ENDS,
+            Family::Harmony(_) => &harmony::ENDS,
         }
+    }
+
+    /// The one for a turn that was cut off: `turn` is its text from [`Format::begins`] on. None where the next message has it.
+    pub fn end_of_cut(&self, turn: &str) -> Option<&'static str> {
+        match self.family {
+            Family::Im(_) | Family::Llama3(_) => self.ends().first().copied(),
+            Family::Glm(_) => None,
+            Family::Harmony(_) => Some(harmony::end_of_cut(turn)),
+        }
+    }
+
+    /// Those of them that the format writes.
+    pub fn written_ends(&self) -> &'static [&'static str] {
+        match self.family {
+            Family::Im(_) | Family::Llama3(_) => &self.ends()[..1],
+            Family::Glm(_) => &glm::ENDS[..2],
+            Family::Harmony(_) => &harmony::ENDS,
+        }
+    }
+
+    /// Whether the token that ends a turn is the one that begins the next. A template then shows none behind the last turn.
+    pub fn ends_with_next(&self) -> bool {
+        matches!(self.family, Family::Glm(_))
+    }
+
+    /// Whether all that this format writes in `messages` is in a template of the family, the end of the last turn apart.
+    pub fn is_shown(&self, messages: &[Message]) -> bool {
+        !self.ends_with_next() || messages.windows(2).all(|pair| glm::leads_on(&pair[0], &pair[1]))
+    }
+
+    /// The token behind which the last of a turn is to be found, where what follows depends on more of it than its end.
+    pub fn begins(&self) -> Option<&'static str> {
+        matches!(self.family, Family::Harmony(_)).then_some(harmony::START)
     }
 
     fn tokens(&self) -> &'static [&'static str] {
         match self.family {
             Family::Im(_) => &im::TOKENS,
             Family::Llama3(_) => &llama3::TOKENS,
+            Family::Glm(_) => &glm::TOKENS,
+            Family::Harmony(_) => &harmony::TOKENS,
         }
     }
 
@@ -173,6 +250,8 @@ impl Format {
         match &self.family {
             Family::Im(im) => im.write(self, &mut out, messages, tools)?,
             Family::Llama3(llama3) => llama3.write(self, &mut out, messages, tools)?,
+            Family::Glm(glm) => glm.write(self, &mut out, messages, tools)?,
+            Family::Harmony(harmony) => harmony.write(self, &mut out, messages, tools)?,
         }
         if generate {
             self.invite(&mut out);
@@ -180,11 +259,12 @@ impl Format {
         Ok(out)
     }
 
-    /// Writes what follows an assistant's end token: what closes the turn, `messages`, the invitation to the next turn.
+    /// Writes what follows an assistant's turn: what closes it, `messages`, the invitation to the next turn. `turn` is the
+    /// text of the turn's last token, or from [`Format::begins`] on.
     ///
     /// # Errors
     /// The format has no place for something.
-    pub fn write_next(&self, messages: &[Message]) -> Result<Writer, RenderError> {
+    pub fn write_next(&self, messages: &[Message], turn: &str) -> Result<Writer, RenderError> {
         let mut out = Writer::default();
         match &self.family {
             Family::Im(im) => {
@@ -192,6 +272,10 @@ impl Format {
                 im.write_messages(self, &mut out, messages, 0)?;
             }
             Family::Llama3(llama3) => llama3.write_messages(self, &mut out, messages, 0)?,
+            Family::Glm(glm) => glm.write_messages(self, &mut out, messages, Some(turn))?,
+            Family::Harmony(harmony) => {
+                harmony.write_messages(self, &mut out, messages, 0, harmony::called(turn))?;
+            }
         }
         self.invite(&mut out);
         Ok(out)
@@ -201,6 +285,8 @@ impl Format {
         match &self.family {
             Family::Im(im) => im.invite(self, out, None),
             Family::Llama3(llama3) => llama3.invite(out, None),
+            Family::Glm(glm) => glm.invite(self, out, None),
+            Family::Harmony(harmony) => harmony.invite(out, None),
         }
     }
 
@@ -240,13 +326,13 @@ impl Format {
     }
 }
 
-/// Whether the template's prompts end within the reasoning.
-fn opens(own: Own) -> bool {
-    own(&[Message::text(Role::User, "x")], &[], true).is_some_and(|text| text.ends_with("<think>\n"))
+/// Whether the template's prompts end so.
+fn invites(own: Own, end: &str) -> bool {
+    own(&[Message::text(Role::User, "x")], &[], true).is_some_and(|text| text.ends_with(end))
 }
 
 /// `<think>` reasoning `</think>` text, or the same without the first tag; other uses of the tags are text.
-fn in_line(content: &str) -> Option<(&str, &str)> {
+pub(crate) fn in_line(content: &str) -> Option<(&str, &str)> {
     let (before, text) = content.split_once("</think>")?;
     let reasoning = match before.split_once("<think>") {
         Some((lead, reasoning)) if lead.trim().is_empty() => reasoning,

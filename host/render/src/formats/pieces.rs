@@ -68,6 +68,16 @@ impl Writer {
         last.is_some()
     }
 
+    /// Drops the token that ends the last turn, where one of `ends` does.
+    pub fn drop_end(&mut self, ends: &[&str]) {
+        if let Some(last) = self.pieces.last_mut()
+            && let Some(rest) = ends.iter().find_map(|end| last.text.strip_suffix(end))
+        {
+            last.text.truncate(rest.len());
+            self.pieces.pop_if(|last| last.text.is_empty());
+        }
+    }
+
     /// All text.
     pub fn text(&self) -> String {
         self.pieces.iter().map(|piece| piece.text.as_str()).collect()

@@ -1,6 +1,7 @@
 //! What is in a tool call, in each way that models write them. A malformed call is kept as written, so that the environment
 //! can answer it.
 
+use crate::pyjson;
 use prl_types::ToolCall;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -9,6 +10,8 @@ use std::collections::BTreeMap;
 pub(super) const OPEN_CALL: &str = "<tool_call>";
 pub(super) const CLOSE_CALL: &str = "</tool_call>";
 pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
+/// What stands around a key and a value of GLM-4.5.
+pub(super) const KEYED: [&str; 4] = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
 /// How a model writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +22,94 @@ pub enum Calls {
     Hermes,
     /// A turn of bare JSON or behind `<|python_tag|>`, as Llama 3 writes it.
     Llama3,
+    /// `<function=name>` with `<parameter=key>` in `<tool_call>`, as Qwen3.5 writes it.
+    Xml,
+    /// A name with `<arg_key>` and `<arg_value>` in `<tool_call>`, as GLM-4.5 writes it.
+    Glm,
+    /// A message of its own to `functions.name`, as gpt-oss writes it; its other messages are reasoning and text.
+    Harmony,
 }
 
-/// One block. A well-formed one is `{"name": .., "arguments": ..}`; anything else gives the name if it can be read and
-/// the whole block as the arguments.
-pub(super) fn block(block: &str, index: usize) -> ToolCall {
+impl Calls {
+    /// Whether each call stands in `<tool_call>`.
+    pub(super) fn tagged(self) -> bool {
+        matches!(self, Calls::Hermes | Calls::Xml | Calls::Glm)
+    }
+}
+
+/// What stands in `<tool_call>`. What is not well-formed gives the name if it can be read and the whole block as the
+/// arguments.
+pub(super) fn block(block: &str, index: usize, calls: Calls) -> ToolCall {
     let id = format!("call_{index}");
+    let (name, arguments) = match calls {
+        Calls::Xml => xml(block),
+        Calls::Glm => keyed(block),
+        Calls::Hermes | Calls::Llama3 | Calls::Harmony | Calls::None => return json(block, id),
+    };
+    let arguments = arguments.map_or_else(|| block.to_owned(), |object| pyjson::dumps(&Value::Object(object)));
+    ToolCall { id, name: name.to_owned(), arguments }
+}
+
+/// `<function=name>` with any number of `<parameter=key>` value `</parameter>`, and `</function>`. One line break at each end
+/// of a value is not part of it.
+fn xml(block: &str) -> (&str, Option<Map<String, Value>>) {
+    let Some((name, rest)) = block.strip_prefix("<function=").and_then(|rest| rest.split_once('>')) else {
+        return ("", None);
+    };
+    let read = || {
+        let mut rest = rest.strip_suffix("</function>")?.trim();
+        let mut arguments = Map::new();
+        while !rest.is_empty() {
+            let (key, after) = rest.strip_prefix("<parameter=")?.split_once('>')?;
+            let (value, next) = after.split_once("</parameter>")?;
+            let value = value.strip_prefix('\n').unwrap_or(value);
+            let value = value.strip_suffix('\n').unwrap_or(value);
+            arguments.insert(key.to_owned(), literal(value));
+            rest = next.trim_start();
+        }
+        Some(arguments)
+    };
+    (name, read().filter(|_| is_name(name)))
+}
+
+/// A name, and any number of `<arg_key>` key `</arg_key>` `<arg_value>` value `</arg_value>`.
+fn keyed(block: &str) -> (&str, Option<Map<String, Value>>) {
+    let name = block[..block.find(['\n', '<']).unwrap_or(block.len())].trim();
+    if !is_name(name) {
+        return ("", None);
+    }
+    let read = || {
+        let mut rest = block[name.len()..].trim();
+        let mut arguments = Map::new();
+        while !rest.is_empty() {
+            let (key, after) = rest.strip_prefix("<arg_key>")?.split_once("</arg_key>")?;
+            let (value, next) = after.trim_start().strip_prefix("<arg_value>")?.split_once("</arg_value>")?;
+            arguments.insert(key.to_owned(), literal(value));
+            rest = next.trim_start();
+        }
+        Some(arguments)
+    };
+    (name, read())
+}
+
+/// Whether a function may be called so.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
+}
+
+/// A value that is written without quotes: what is JSON, or one of Python's words for it, is that; all else is text. So is
+/// a text that reads like a number, whatever it was meant to be.
+fn literal(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| match text {
+        "True" => Value::Bool(true),
+        "False" => Value::Bool(false),
+        "None" => Value::Null,
+        text => text.into(),
+    })
+}
+
+/// A well-formed block is `{"name": .., "arguments": ..}`.
+fn json(block: &str, id: String) -> ToolCall {
     let fields = fields(block);
     let name = fields.as_ref().and_then(|f| serde_json::from_str::<String>(f.get("name")?).ok());
     let arguments = match &fields {
@@ -140,6 +225,47 @@ fn name_in_broken(block: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_without_json_are_read_and_malformed_ones_stay_calls() {
+        let read = |text: &str, calls| {
+            let ToolCall { id, name, arguments } = block(text, 2, calls);
+            assert_eq!(id, "call_2");
+            (name, arguments)
+        };
+        let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+        for (text, want) in [
+            ("<function=now>\n</function>", call("now", "{}")),
+            (
+                "<function=f>\n<parameter=a>\ntwo\nlines\n\n</parameter>\n<parameter=b>\n[1, null]\n</parameter>\n</function>",
+                call("f", r#"{"a": "two\nlines\n", "b": [1, null]}"#),
+            ),
+            (
+                "<function=f><parameter=a>True</parameter><parameter=b>1e-05</parameter><parameter=c>None</parameter></function>",
+                call("f", r#"{"a": true, "b": 1e-05, "c": null}"#),
+            ),
+            ("<function=f>\n<parameter=a>\n1", call("f", "<function=f>\n<parameter=a>\n1")),
+            ("<function=f>\n{\"a\": \n</function>", call("f", "<function=f>\n{\"a\": \n</function>")),
+            ("{\"name\": \"f\"}", call("", "{\"name\": \"f\"}")),
+            ("", call("", "")),
+        ] {
+            assert_eq!(read(text, Calls::Xml), want, "{text}");
+        }
+        for (text, want) in [
+            ("now", call("now", "{}")),
+            (
+                "f\n<arg_key>a</arg_key>\n<arg_value> x\n</arg_value>\n<arg_key>b</arg_key>\n<arg_value>{\"c\": 2}</arg_value>",
+                call("f", r#"{"a": " x\n", "b": {"c": 2}}"#),
+            ),
+            ("f<arg_key>a</arg_key><arg_value>3</arg_value>", call("f", r#"{"a": 3}"#)),
+            ("f\n<arg_key>a</arg_key>\n<arg_value>3", call("f", "f\n<arg_key>a</arg_key>\n<arg_value>3")),
+            ("f\n{\"a\": 1}", call("f", "f\n{\"a\": 1}")),
+            ("what is this?", call("", "what is this?")),
+            ("", call("", "")),
+        ] {
+            assert_eq!(read(text, Calls::Glm), want, "{text}");
+        }
+    }
 
     #[test]
     fn bare_calls_are_read_and_malformed_ones_stay_calls() {

@@ -2,9 +2,11 @@
 //! turn's calls begin and end; what is in a call is read in `calls`.
 
 mod calls;
+mod harmony;
 
 pub use calls::Calls;
 use calls::{CLOSE_CALL, OPEN_CALL, PYTHON_TAG};
+use harmony::{CHANNEL, CONSTRAIN, END, Harmony, MESSAGE, START};
 use prl_types::{Message, Role, ToolCall};
 
 pub(crate) const OPEN_THINK: &str = "<think>";
@@ -16,7 +18,9 @@ pub(crate) fn is_marker(token: &str, calls: Calls) -> bool {
     think
         || match calls {
             Calls::Llama3 => token == PYTHON_TAG,
-            Calls::Hermes | Calls::None => [OPEN_CALL, CLOSE_CALL].contains(&token),
+            Calls::Glm => [&[OPEN_CALL, CLOSE_CALL][..], &calls::KEYED].concat().contains(&token),
+            Calls::Harmony => [CHANNEL, CONSTRAIN, END, MESSAGE, START].contains(&token),
+            Calls::Hermes | Calls::Xml | Calls::None => [OPEN_CALL, CLOSE_CALL].contains(&token),
         }
 }
 
@@ -69,6 +73,8 @@ pub struct TurnStream {
     given: bool,
     /// Calls so far.
     count: usize,
+    /// Reads a turn that consists of messages.
+    harmony: Option<Harmony>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +94,15 @@ impl TurnStream {
     /// At the start of a turn. What would be a call of another kind than `calls` is text.
     pub fn new(thinking: Thinking, calls: Calls) -> Self {
         let at = if thinking == Thinking::Unknown { At::Content } else { At::Start };
-        TurnStream { thinking, calls, at, held: String::new(), space: String::new(), given: false, count: 0 }
+        let harmony = (calls == Calls::Harmony).then(|| Harmony::new(thinking == Thinking::Unknown));
+        TurnStream { thinking, calls, at, held: String::new(), space: String::new(), given: false, count: 0, harmony }
     }
 
     /// Adds text and returns what is now certain.
     pub fn push(&mut self, text: &str) -> TurnDelta {
+        if let Some(harmony) = &mut self.harmony {
+            return harmony.push(text);
+        }
         self.held.push_str(text);
         let mut delta = TurnDelta::default();
         while self.step(&mut delta) {}
@@ -101,6 +111,9 @@ impl TurnStream {
 
     /// The rest.
     pub fn finish(mut self) -> TurnDelta {
+        if let Some(harmony) = self.harmony {
+            return harmony.finish();
+        }
         let mut delta = TurnDelta::default();
         let held = std::mem::take(&mut self.held);
         match (self.at, self.thinking) {
@@ -116,7 +129,7 @@ impl TurnStream {
             (At::Text, _) => delta.content.push_str(&held),
             (At::Content, _) if self.count == 0 => delta.content.push_str(&held),
             (At::Content, _) => delta.content.push_str(self.edge(held.trim_end())),
-            (At::Call, _) => delta.tool_calls.push(calls::block(held.trim(), self.count)),
+            (At::Call, _) => delta.tool_calls.push(calls::block(held.trim(), self.count, self.calls)),
         }
         delta
     }
@@ -133,6 +146,10 @@ impl TurnStream {
                     false
                 } else {
                     self.at = if self.thinking == Thinking::Opened { At::Reasoning } else { At::Content };
+                    // The text stands on a line of its own, whether reasoning is in front of it or not.
+                    if self.calls == Calls::Glm {
+                        self.held = self.held.trim_start_matches('\n').to_owned();
+                    }
                     true
                 }
             }
@@ -170,7 +187,7 @@ impl TurnStream {
                 true
             }
             At::Whole => false,
-            At::Content | At::Text if self.calls != Calls::Hermes => {
+            At::Content | At::Text if !self.calls.tagged() => {
                 delta.content.push_str(&self.held);
                 self.held.clear();
                 false
@@ -196,7 +213,7 @@ impl TurnStream {
             }
             At::Call => match self.held.split_once(CLOSE_CALL) {
                 Some((block, rest)) => {
-                    delta.tool_calls.push(calls::block(block.trim(), self.count));
+                    delta.tool_calls.push(calls::block(block.trim(), self.count, self.calls));
                     self.count += 1;
                     self.held = std::mem::take(&mut self.space) + rest;
                     self.at = At::Content;
@@ -286,8 +303,15 @@ mod tests {
             "</tool_call>",
             "{\"name\": \"f\"}",
             "{\"name\": \"f\", \"parameters\": {}}",
+            "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>",
+            "f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>",
             "<|python_tag|>",
             "<|py",
+            "<|channel|>analysis<|message|>",
+            " to=functions.f<|channel|>commentary<|message|>",
+            "<|message|>",
+            "<|end|>",
+            "<|start|>assistant",
             "{",
             "; ",
             "\n",
@@ -312,7 +336,7 @@ mod tests {
             ends.retain(|at| text.is_char_boundary(*at));
             ends.extend([0, text.len()]);
             ends.sort_unstable();
-            let kinds = [Calls::Hermes, Calls::Llama3, Calls::None];
+            let kinds = [Calls::Hermes, Calls::Llama3, Calls::Xml, Calls::Glm, Calls::Harmony, Calls::None];
             let thinkings = [Thinking::Unknown, Thinking::Free, Thinking::Opened];
             for (thinking, calls) in thinkings.into_iter().flat_map(|t| kinds.map(|c| (t, c))) {
                 let whole = super::parse(&text, thinking, calls);
@@ -322,7 +346,7 @@ mod tests {
                 let sum = |part: &dyn Fn(&TurnDelta) -> &str| deltas.iter().map(part).collect::<String>();
                 prop_assert_eq!(sum(&|d| &d.content), whole.content.as_str());
                 prop_assert_eq!(sum(&|d| &d.reasoning), whole.reasoning.clone().unwrap_or_default());
-                prop_assert!(calls != Calls::Hermes || !whole.content.contains(OPEN_CALL));
+                prop_assert!(!calls.tagged() || !whole.content.contains(OPEN_CALL));
                 prop_assert!(calls != Calls::None || whole.tool_calls.is_empty());
                 let calls: Vec<ToolCall> = deltas.into_iter().flat_map(|d| d.tool_calls).collect();
                 prop_assert_eq!(calls, whole.tool_calls);

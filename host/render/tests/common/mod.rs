@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Special tokens, in id order after the 256 bytes and the merges.
-pub const ADDED: [(&str, bool); 14] = [
+pub const ADDED: [(&str, bool); 26] = [
     ("<|bos|>", true),
     ("<|im_start|>", true),
     ("<|im_end|>", true),
@@ -19,6 +19,18 @@ pub const ADDED: [(&str, bool); 14] = [
     ("<|eot_id|>", true),
     ("<|eom_id|>", true),
     ("<|python_tag|>", true),
+    ("[gMASK]", true),
+    ("<sop>", true),
+    ("<|system|>", true),
+    ("<|user|>", true),
+    ("<|assistant|>", true),
+    ("<|observation|>", true),
+    ("<|channel|>", true),
+    ("<|message|>", true),
+    ("<|end|>", true),
+    ("<|return|>", true),
+    ("<|call|>", true),
+    ("<|constrain|>", true),
 ];
 
 /// Path of a test template.
