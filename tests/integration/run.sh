@@ -34,6 +34,9 @@ smol="${XDG_CACHE_HOME:-$HOME/.cache}/prl/models/smollm2-135m"
 "$py" "$here/loss_parity.py" "$prl" "$smol" "$out/parity"
 # Optimisers, against torch's on the same gradients.
 "$py" "$here/optimisers.py" "$prl" "$root/examples/reverse_text/sft.toml" "$out/optimisers"
+# Adapters: training and export against PEFT, and a run that learns, with a stop.
+"$py" "$here/lora_train.py" "$prl" "$root/examples/reverse_text" "$out/lora_train"
+python3 -u "$here/lora_rl.py" "$prl" "$root/examples/reverse_text/rl.toml" "$out/lora_rl"
 "$py" "$here/greedy_equal.py" "$prl" "$root/examples/reverse_text" "$out"
 
 # Chat templates: texts, loss masks and the ids of the hand-written formats, against transformers.

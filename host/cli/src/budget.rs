@@ -23,6 +23,8 @@ pub struct Load {
     pub batch: u128,
     /// Numbers that the optimiser remembers of a parameter; see [`remembered`].
     pub moments: u8,
+    /// Numbers that are trained, where it is not the whole model.
+    pub trained: Option<usize>,
 }
 
 /// How many numbers an optimiser remembers of every parameter at least.
@@ -42,9 +44,9 @@ pub fn check_weights(dir: &Path) -> Result<(), Failure> {
 }
 
 /// For a model that is trained.
-pub fn check_training(dir: &Path, load: Load) -> Result<(), Failure> {
+pub fn check_training(dir: &Path, load: impl FnOnce(&ModelConfig) -> Load) -> Result<(), Failure> {
     let config = read(dir)?;
-    fits(dir, "train", &parts(&config, load), machine::memory())
+    fits(dir, "train", &parts(&config, load(&config)), machine::memory())
 }
 
 fn read(dir: &Path) -> Result<ModelConfig, Failure> {
@@ -56,8 +58,9 @@ fn parts(config: &ModelConfig, load: Load) -> [(&'static str, u128); 3] {
     if load.gpu {
         return [("weights", parameters * HANDED_OVER), ("activations", 0), ("a step's batch", load.batch)];
     }
+    let trained = load.trained.map_or(parameters, |trained| trained as u128);
     [
-        ("weights, gradients and moments", parameters * WEIGHT * (2 + u128::from(load.moments))),
+        ("weights, gradients and moments", WEIGHT * (parameters + trained * (1 + u128::from(load.moments)))),
         ("activations", load.pass as u128 * activations(config)),
         ("a step's batch", load.batch),
     ]
@@ -110,13 +113,16 @@ mod tests {
     fn parts_add_up() {
         let config = config();
         let parameters = config.parameters() as u128;
-        let [weights, passes, batch] = parts(&config, Load { gpu: false, pass: 10, batch: 7, moments: 2 });
+        let [weights, passes, batch] = parts(&config, Load { pass: 10, batch: 7, moments: 2, ..Load::default() });
         assert_eq!((weights.1, batch.1), (16 * parameters, 7));
         // x, mid; q and its raw; k, v and k's raw; attention's output; gate and up.
         let layer = 2 * 64 + 2 * 64 + 3 * 32 + 64 + 2 * 128;
         assert_eq!(passes.1, 10 * 4 * (2 * layer + 2 * 64));
-        let on_gpu = parts(&config, Load { gpu: true, pass: usize::MAX, batch: 0, moments: 2 });
+        let on_gpu = parts(&config, Load { gpu: true, pass: usize::MAX, moments: 2, ..Load::default() });
         assert_eq!(on_gpu.map(|(_, bytes)| bytes), [8 * parameters, 0, 0]);
+        // Of what is frozen there are the weights alone.
+        let adapter = parts(&config, Load { moments: 2, trained: Some(100), ..Load::default() });
+        assert_eq!(adapter[0].1, 4 * parameters + 12 * 100);
     }
 
     #[test]

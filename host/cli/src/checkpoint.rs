@@ -1,13 +1,14 @@
 //! When and how a step is saved: `checkpoints/step_N/` to resume from and `weights/step_N/` to use elsewhere. Owns the
 //! contents of both; the store owns how they get on disk.
 
-use crate::failure::Failure;
-use prl_model::{Decoder, Device, ModelConfig, ModelError, SaveOptions};
+use crate::failure::{Failure, input};
+use prl_model::{ADAPTER_CONFIG_FILE, Decoder, Device, Learner, ModelConfig, ModelError, SaveOptions, Trained};
 use prl_orchestrator::{Due, Progress, State};
 use prl_store::{Checkpoints, Keep, Marks, RunDir};
 use prl_trainer::{Skip, TrainerError, TrainerState};
 use prl_types::Step;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Folder of the trainer's part of a checkpoint.
@@ -16,6 +17,19 @@ pub const TRAINER: &str = "trainer";
 const PROGRESS: &str = "orchestrator/progress.json";
 const STATE: &str = "orchestrator/state.json";
 const MARKS: &str = "orchestrator/records.json";
+
+/// Of a run that trains an adapter: which model is below it.
+const BASE: &str = "trainer/base.json";
+
+/// Folder of an adapter beside the weights that it is merged into.
+const ADAPTERS: &str = "lora_adapters";
+
+/// What tells the model below an adapter from another one.
+#[derive(Serialize, Deserialize)]
+struct Base {
+    /// CRC-32 of all numbers that are frozen.
+    frozen_crc32: u32,
+}
 
 /// What a run that goes on leaves out, as the configuration says it.
 pub fn skips(ckpt: Option<&prl_config::TrainerCkpt>) -> Skip {
@@ -33,15 +47,15 @@ pub struct Saved {
     /// The step.
     pub step: Step,
     /// Weights and the trainer's state, or why they are not to be had.
-    pub trainer: Result<(Decoder, TrainerState), String>,
+    pub trainer: Result<(Trained, TrainerState), String>,
     /// The orchestrator's part, where there is one.
     pub orchestrator: Option<(State, Marks)>,
 }
 
 impl Saved {
     /// The trainer's part of a step.
-    pub fn new(step: Step, decoder: Result<Decoder, ModelError>, state: Result<TrainerState, TrainerError>) -> Self {
-        let trainer = decoder.map_err(|e| e.to_string()).and_then(|d| Ok((d, state.map_err(|e| e.to_string())?)));
+    pub fn new(step: Step, weights: Result<Trained, ModelError>, state: Result<TrainerState, TrainerError>) -> Self {
+        let trainer = weights.map_err(|e| e.to_string()).and_then(|w| Ok((w, state.map_err(|e| e.to_string())?)));
         Saved { step, trainer, orchestrator: None }
     }
 }
@@ -71,8 +85,10 @@ pub struct Plan {
     pub keep: Keep,
     /// Weights without the state needed to resume.
     pub weights_only: bool,
-    /// The folder the tokenizer is copied from.
+    /// The folder of the model that the run began with, which the tokenizer is copied from.
     pub companions: PathBuf,
+    /// Whether an adapter is put beside weights for use elsewhere.
+    pub adapter: bool,
 }
 
 impl Plan {
@@ -84,6 +100,7 @@ impl Plan {
             keep: Keep { last: ckpt.keep_last.map(|n| n as usize), interval: ckpt.keep_interval },
             weights_only: ckpt.weights_only,
             companions: companions.to_path_buf(),
+            adapter: ckpt.weights.save_adapter_separately,
         }
     }
 
@@ -97,16 +114,25 @@ impl Plan {
     /// # Errors
     /// A text for the user. An earlier checkpoint is still there.
     pub fn write(&self, to: &Folders, saved: &Saved) -> Result<(), String> {
-        let (decoder, trainer) = saved.trainer.as_ref().map_err(String::clone)?;
-        write_weights(&to.weights, saved.step, decoder, &self.companions, self.keep)?;
+        let (model, trainer) = saved.trainer.as_ref().map_err(String::clone)?;
+        write_weights(&to.weights, (saved.step, model), (&self.companions, self.adapter), self.keep)?;
         if self.weights_only {
             return Ok(());
         }
         let checkpoint = to.checkpoints.begin(saved.step).map_err(|e| e.to_string())?;
         let dir = checkpoint.dir().join(TRAINER);
         std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
-        save_hf(decoder, &dir, &self.companions)?;
+        match model.frozen_checksum().map_err(|e| e.to_string())? {
+            // What is frozen is in the model that the run began with.
+            Some(frozen_crc32) => {
+                save_adapter(model, &dir, &self.companions)?;
+                let base = serde_json::to_vec_pretty(&Base { frozen_crc32 }).map_err(|e| e.to_string())?;
+                checkpoint.write(BASE, &base).map_err(|e| e.to_string())?;
+            }
+            None => save_hf(model, &dir, &self.companions)?,
+        }
         trainer.write(&dir).map_err(|e| e.to_string())?;
+        // The optimiser's file is there by now.
         share_weights(&dir).map_err(|e| e.to_string())?;
         if let Some((state, marks)) = &saved.orchestrator {
             for (name, text) in [
@@ -124,16 +150,36 @@ impl Plan {
 }
 
 /// Writes a step's weights for use elsewhere, whole or not at all, and drops what is not to be `keep`t. `companions` is the
-/// folder that the tokenizer is copied from.
+/// folder of the model that the run began with; `adapter` puts the adapter beside.
 pub fn write_weights(
     folder: &Checkpoints,
-    step: Step,
-    decoder: &Decoder,
-    companions: &Path,
+    (step, model): (Step, &Trained),
+    (companions, adapter): (&Path, bool),
     keep: Keep,
 ) -> Result<(), String> {
     let weights = folder.begin(step).map_err(|e| e.to_string())?;
-    save_hf(decoder, weights.dir(), companions)?;
+    save_hf(model, weights.dir(), companions)?;
+    share_weights(weights.dir()).map_err(|e| e.to_string())?;
+    if adapter {
+        let dir = weights.dir().join(ADAPTERS);
+        std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
+        save_adapter(model, &dir, companions)?;
+        share_weights(&dir).map_err(|e| e.to_string())?;
+    }
+    weights.commit().map_err(|e| e.to_string())?;
+    prune(folder, keep);
+    Ok(())
+}
+
+/// As [`write_weights`], of the adapter alone.
+pub fn write_adapter(
+    folder: &Checkpoints,
+    (step, model): (Step, &Trained),
+    base: &Path,
+    keep: Keep,
+) -> Result<(), String> {
+    let weights = folder.begin(step).map_err(|e| e.to_string())?;
+    save_adapter(model, weights.dir(), base)?;
     share_weights(weights.dir()).map_err(|e| e.to_string())?;
     weights.commit().map_err(|e| e.to_string())?;
     prune(folder, keep);
@@ -147,9 +193,13 @@ fn prune(folder: &Checkpoints, keep: Keep) {
     }
 }
 
-fn save_hf(decoder: &Decoder, dir: &Path, companions: &Path) -> Result<(), String> {
+fn save_hf(model: &Trained, dir: &Path, companions: &Path) -> Result<(), String> {
     let options = SaveOptions { companions: Some(companions.to_path_buf()), ..SaveOptions::default() };
-    decoder.save_hf(dir, &options).map_err(|e| e.to_string())
+    model.save_hf(dir, &options).map_err(|e| e.to_string())
+}
+
+fn save_adapter(model: &Trained, dir: &Path, base: &Path) -> Result<(), String> {
+    model.save_adapter(dir, &prl_model::name_of(base)).map_err(|e| e.to_string())
 }
 
 /// Whether a checkpoint was written by `prl rl`.
@@ -159,7 +209,9 @@ pub fn is_of_rl(checkpoint: &Path) -> bool {
 
 /// Gives weight files the permissions of the folder's other files: they are written aside under ones of their own.
 fn share_weights(dir: &Path) -> std::io::Result<()> {
-    let permissions = std::fs::metadata(dir.join(prl_model::CONFIG_FILE))?.permissions();
+    let like = [prl_model::CONFIG_FILE, ADAPTER_CONFIG_FILE].map(|name| dir.join(name));
+    let like = if like[0].exists() { &like[0] } else { &like[1] };
+    let permissions = std::fs::metadata(like)?.permissions();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path.extension().is_some_and(|e| e == "safetensors") {
@@ -169,15 +221,35 @@ fn share_weights(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The model of a checkpoint in place of `start`, which it must have the shape of.
+/// The model of a checkpoint in place of `start`, which it must have the shape of; `start` itself where the run trains an
+/// `adapter` over it, see [`adapter`].
 ///
 /// # Errors
-/// Another shape, or weights that cannot be read.
-pub fn decoder(checkpoint: &Path, start: Decoder, device: Device) -> Result<Decoder, Failure> {
+/// Another shape, weights that cannot be read, a run that trains what the checkpoint does not hold.
+pub fn decoder(checkpoint: &Path, start: Decoder, adapter: bool, device: Device) -> Result<Decoder, Failure> {
+    let folder = checkpoint.join(TRAINER);
+    match (folder.join(ADAPTER_CONFIG_FILE).exists(), adapter) {
+        (true, true) => return Ok(start),
+        (true, false) => {
+            return Err(Failure::input(format_args!(
+                "`ckpt.resume_step`: the checkpoint holds an adapter, and this run trains the whole model; set `model.lora` (in \
+                 `prl rl` `trainer.model.lora`) as in `{}`",
+                folder.join(ADAPTER_CONFIG_FILE).display()
+            )));
+        }
+        (false, true) => {
+            return Err(Failure::input(format_args!(
+                "`ckpt.resume_step`: the checkpoint holds a whole model, and this run trains an adapter; start a run of its own \
+                 from its weights, with `model.name` = `{}`",
+                folder.display()
+            )));
+        }
+        (false, false) => {}
+    }
     let wanted = ModelConfig { raw: Default::default(), ..ModelConfig::clone(start.config()) };
     // Two models at once may be more than the machine holds.
     drop(start);
-    let decoder = crate::assets::decoder(&checkpoint.join(TRAINER), None, device)?;
+    let decoder = crate::assets::decoder(&folder, None, device)?;
     if (ModelConfig { raw: Default::default(), ..ModelConfig::clone(decoder.config()) }) != wanted {
         return Err(Failure::input(format_args!(
             "`ckpt.resume_step`: the checkpoint holds another model ({}) than the one configured ({})",
@@ -186,6 +258,24 @@ pub fn decoder(checkpoint: &Path, start: Decoder, device: Device) -> Result<Deco
         )));
     }
     Ok(decoder)
+}
+
+/// The adapter of a checkpoint, where the run trains one.
+///
+/// # Errors
+/// Files that cannot be read or are of another adapter; an adapter to another model.
+pub fn adapter(checkpoint: &Path, learner: &mut Learner) -> Result<(), Failure> {
+    let frozen = learner.weights().and_then(|model| model.frozen_checksum()).map_err(Failure::input)?;
+    let Some(frozen) = frozen else { return Ok(()) };
+    learner.load_adapter(&checkpoint.join(TRAINER)).map_err(input("`ckpt.resume_step`"))?;
+    let base: Base = read(checkpoint, BASE).map_err(input("`ckpt.resume_step`"))?;
+    match base.frozen_crc32 == frozen {
+        true => Ok(()),
+        false => Err(Failure::input(
+            "`ckpt.resume_step`: the adapter of the checkpoint is one to other weights than those of `model.name`: name the \
+             model that the run began with",
+        )),
+    }
 }
 
 /// The orchestrator's state in a checkpoint, and the lengths of the records that belong to it. One that an earlier version of

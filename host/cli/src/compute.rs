@@ -6,8 +6,8 @@ use crate::logging;
 use prl_config::{AcMode, AcTarget, MatmulPrecision, Optim, TrainerModel};
 use prl_kernels::libraries::LibraryError;
 use prl_model::{
-    Arithmetic, Bits, Decoder, Device, GPU_PASS_TOKENS, Gpu, GpuOptions, Kernels, Learner, ModelConfig, ModelError,
-    Recompute,
+    Arithmetic, Bits, Decoder, Device, GPU_PASS_TOKENS, Gpu, GpuOptions, Kernels, Learner, LoraPlan, ModelConfig,
+    ModelError, Recompute,
 };
 use std::path::{Path, PathBuf};
 
@@ -110,24 +110,29 @@ impl Compute {
     /// As [`Compute::learner`].
     pub fn sampler(&mut self, decoder: Decoder, context: usize) -> Result<Learner, Failure> {
         let model = TrainerModel::default();
-        self.learner(decoder, &model, MatmulPrecision::High, context.min(model.seq_len))
+        self.learner((decoder, None), &model, MatmulPrecision::High, context.min(model.seq_len))
     }
 
     /// A model made ready to train in passes of up to `tokens` tokens. Where the configuration left the device open and
-    /// the GPU cannot compute such a model, it is the CPU after all.
+    /// the GPU cannot compute such a model, it is the CPU after all. With a plan and a seed an adapter is trained, which takes
+    /// the CPU.
     ///
     /// # Errors
     /// A model that the device cannot compute or hold.
     pub fn learner(
         &mut self,
-        decoder: Decoder,
+        (decoder, lora): (Decoder, Option<(LoraPlan, u64)>),
         model: &TrainerModel,
         precision: MatmulPrecision,
         tokens: usize,
     ) -> Result<Learner, Failure> {
         let head_chunk = model.fused_lm_head_token_chunk_size;
         let Some(gpu) = &self.gpu else {
-            return Learner::new(decoder, self.kernels, head_chunk).map_err(Failure::input);
+            let learner = match lora {
+                Some(lora) => Learner::with_lora(decoder, self.kernels, head_chunk, lora),
+                None => Learner::new(decoder, self.kernels, head_chunk),
+            };
+            return learner.map_err(Failure::input);
         };
         let arithmetic = match precision {
             MatmulPrecision::Highest => Arithmetic::F32,

@@ -8,7 +8,7 @@ use crate::logging::{self, Resumed};
 use crate::saver::Saver;
 use crate::signals::Stop;
 use prl_config::{Loaded, TrainerCkpt, Wandb};
-use prl_model::{Decoder, ModelError};
+use prl_model::{ModelError, Trained};
 use prl_monitor::{LogFile, Logs, Monitor, Progress};
 use prl_store::RunDir;
 use prl_trainer::{StepMetrics, TrainerError, TrainerState, Update};
@@ -103,11 +103,11 @@ impl<'a> Job<'a> {
     pub fn save(
         &mut self,
         step: Step,
-        decoder: Result<Decoder, ModelError>,
+        weights: Result<Trained, ModelError>,
         state: Result<TrainerState, TrainerError>,
     ) {
         if let Some((_, saver)) = &self.saves {
-            saver.save(Saved::new(step, decoder, state));
+            saver.save(Saved::new(step, weights, state));
         }
     }
 

@@ -23,6 +23,7 @@ mod inference;
 mod inspect;
 mod job;
 mod logging;
+mod lora;
 mod machine;
 mod options;
 mod past;

@@ -14,6 +14,7 @@ use crate::control::{Control, Reach};
 use crate::environments;
 use crate::failure::{Failure, input, run as running};
 use crate::logging::{self, Place, Resumed};
+use crate::lora;
 use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::Recorder;
 use crate::ports::renderer::ModelRenderer;
@@ -26,7 +27,7 @@ use algorithms::Algorithms;
 use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
-use prl_model::{Bits, Decoder};
+use prl_model::{Bits, Decoder, LoraPlan};
 use prl_monitor::{LogFile, Logs, Progress, env_server_log};
 use prl_orchestrator::{Deps, Env, Purpose, Settings, State};
 use prl_render::Renderer;
@@ -72,6 +73,7 @@ struct Parts {
     compute: Compute,
     model_dir: PathBuf,
     decoder: Decoder,
+    lora: Option<LoraPlan>,
     renderer: Arc<Renderer>,
     algorithms: Algorithms,
     /// Where the policy is sampled, if not here.
@@ -101,8 +103,11 @@ impl Parts {
         let model_dir = assets::model_dir(loaded, "trainer.model.name", &config.trainer.model.name)?;
         let random = config.trainer.model.debug.random_init.then_some(config.seed);
         let moments = budget::remembered(&config.trainer.optim);
-        let load = budget::Load { gpu: compute.on_gpu(), moments, ..budget::Load::default() };
-        budget::check_training(&model_dir, load)?;
+        let lora = lora::plan("trainer.", &config.trainer.model, &compute, &model_dir)?;
+        budget::check_training(&model_dir, |shape| {
+            let trained = lora.as_ref().map(|plan| lora::parameters(plan, shape));
+            budget::Load { gpu: compute.on_gpu(), moments, trained, ..budget::Load::default() }
+        })?;
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         let tokenizer = match &orchestrator.tokenizer.name {
             Some(name) if *name != config.trainer.model.name => {
@@ -127,9 +132,13 @@ impl Parts {
         algorithms.connect(config, &renderer).await?;
         let servers = match &orchestrator.model.client {
             Some(client) => {
-                let servers = Servers::connect(client, &orchestrator.model.name).await?;
-                // Weights from scratch are in no folder yet.
-                if random.is_none() {
+                let named = orchestrator.model.lora.as_ref().and_then(|lora| lora.name.clone());
+                let own = |plan: &LoraPlan| format!("r{}-a{}", plan.rank(), plan.options().alpha);
+                let adapter = lora.as_ref().map(|plan| named.unwrap_or_else(|| own(plan)));
+                // Weights from scratch are in no folder yet, and of an adapter's they have those below.
+                let sent = random.is_none() && adapter.is_none();
+                let servers = Servers::connect(client, &orchestrator.model.name, adapter).await?;
+                if sent {
                     servers.check_update(&std::path::absolute(&model_dir).map_err(Failure::input)?).await?;
                 }
                 Some(Arc::new(servers))
@@ -142,7 +151,7 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, renderer, algorithms, servers, loss, train, eval })
+        Ok(Parts { compute, model_dir, decoder, lora, renderer, algorithms, servers, loss, train, eval })
     }
 }
 
@@ -214,7 +223,7 @@ impl Ready {
     /// Everything that can still turn out to be bad input, before the run directory is touched.
     fn new(
         config: &RlConfig,
-        (decoder, loss): (Decoder, Option<PluginLoss>),
+        ((decoder, lora), loss): ((Decoder, Option<LoraPlan>), Option<PluginLoss>),
         compute: &mut Compute,
         resume: Option<Resume>,
         servers: Option<Arc<Servers>>,
@@ -224,12 +233,17 @@ impl Ready {
             None => (None, None),
         };
         let decoder = match &resumed {
-            Some((_, path)) => checkpoint::decoder(path, decoder, compute.home())?,
+            Some((_, path)) => checkpoint::decoder(path, decoder, lora.is_some(), compute.home())?,
             None => decoder,
         };
         let shape = decoder.config().clone();
         let (model, precision) = (&config.trainer.model, config.trainer.matmul_precision);
-        let learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
+        lora::tell(lora.as_ref(), &shape);
+        let decoder = (decoder, lora.map(|plan| (plan, config.seed)));
+        let mut learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
+        if let Some((_, path)) = &resumed {
+            checkpoint::adapter(path, &mut learner)?;
+        }
         let parts = TrainerParts {
             loss: config.trainer.loss.clone(),
             optim: config.trainer.optim.clone(),
@@ -299,7 +313,8 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         _ => (None, Marks::default()),
     };
     let loss = parts.loss.as_ref().map(|loss| (loss.name().to_owned(), loss.wanted()));
-    let ready = Ready::new(config, (parts.decoder, parts.loss), &mut parts.compute, resumed, parts.servers)?;
+    let ready =
+        Ready::new(config, ((parts.decoder, parts.lora), parts.loss), &mut parts.compute, resumed, parts.servers)?;
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
     let eval = config.orchestrator.eval.iter().flat_map(|eval| eval.env.iter().map(|env| env.host()));

@@ -12,16 +12,17 @@ use crate::compute::Compute;
 use crate::failure::{Failure, input, run as running};
 use crate::job::{Job, Settings};
 use crate::logging::{self, Place};
+use crate::lora;
 use crate::machine;
 use crate::signals::{self, Stop};
 use data::{Data, Texts};
 use prl_config::{Loaded, SftConfig, SftData};
-use prl_model::{Bits, Decoder};
+use prl_model::{Bits, Decoder, LoraPlan, ModelConfig};
 use prl_monitor::{Logs, SftLine, ValidationLine};
 use prl_store::Marks;
 use prl_trainer::{Mixture, SftParts, SftTrainer, StepMetrics, TrainerError};
 use prl_types::Step;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tokio::runtime::Runtime;
 
 /// Runs the command; the code is the process's.
@@ -52,6 +53,7 @@ struct Parts {
     compute: Compute,
     model_dir: PathBuf,
     decoder: Decoder,
+    lora: Option<LoraPlan>,
     data: Data,
     val: Option<Mixture>,
 }
@@ -63,7 +65,8 @@ impl Parts {
             Compute::open(config.device, config.kernels, Bits { deterministic: config.deterministic, exact: false })?;
         compute.check_optim("optim", &config.optim)?;
         let model_dir = assets::model_dir(loaded, "model.name", &config.model.name)?;
-        budget::check_training(&model_dir, load(config, compute.on_gpu()))?;
+        let lora = lora::plan("", &config.model, &compute, &model_dir)?;
+        budget::check_training(&model_dir, |shape| load(config, compute.on_gpu(), (lora.as_ref(), shape)))?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
         let texts = Texts::new(loaded, &model_dir, &decoder);
@@ -72,24 +75,34 @@ impl Parts {
             Some(val) => Some(Data::open(&texts, "val.data", &val.data, runtime)?.once("val.data")?),
             None => None,
         };
-        Ok(Parts { compute, model_dir, decoder, data, val })
+        Ok(Parts { compute, model_dir, decoder, lora, data, val })
     }
 }
 
 /// What a step takes at least. Made-up documents fill their rows; of others one that does not fit begins the next row, so
 /// that of two rows one is more than half full. Per token of a batch: an id and whether it counts.
-fn load(config: &SftConfig, gpu: bool) -> Load {
+fn load(config: &SftConfig, gpu: bool, (plan, shape): (Option<&LoraPlan>, &ModelConfig)) -> Load {
     let part = if matches!(config.data, SftData::Fake(_)) { 1 } else { 2 };
     let row = config.data.seq_len() / part;
     let batch = config.data.batch_size() as u128 * row as u128 * 5;
     let moments = budget::remembered(&config.optim);
-    Load { gpu, pass: row.saturating_mul(config.data.micro_batch_size()), batch, moments }
+    let trained = plan.map(|plan| lora::parameters(plan, shape));
+    Load { gpu, pass: row.saturating_mul(config.data.micro_batch_size()), batch, moments, trained }
 }
 
-/// A trainer of `decoder` on the configured data.
-fn trainer(config: &SftConfig, decoder: Decoder, compute: &mut Compute, data: Data) -> Result<SftTrainer, Failure> {
+/// A trainer of `decoder` on the configured data, from where the checkpoint `resume` is.
+fn trainer(
+    config: &SftConfig,
+    (decoder, lora): (Decoder, Option<LoraPlan>),
+    compute: &mut Compute,
+    data: Data,
+    resume: Option<&Path>,
+) -> Result<SftTrainer, Failure> {
     let tokens = config.data.seq_len() * config.data.micro_batch_size();
-    let learner = compute.learner(decoder, &config.model, config.matmul_precision, tokens)?;
+    lora::tell(lora.as_ref(), decoder.config());
+    let model = (decoder, lora.map(|plan| (plan, config.seed)));
+    let mut learner = compute.learner(model, &config.model, config.matmul_precision, tokens)?;
+    resume.map_or(Ok(()), |path| checkpoint::adapter(path, &mut learner))?;
     let parts = SftParts {
         optim: config.optim.clone(),
         scheduler: config.scheduler.clone(),
@@ -105,7 +118,7 @@ fn trainer(config: &SftConfig, decoder: Decoder, compute: &mut Compute, data: Da
 fn measure(loaded: &Loaded<SftConfig>, mut parts: Parts, output: Option<&Output>) -> Result<u8, Failure> {
     let config = &loaded.config;
     let Some(steps) = config.max_steps else { return Err(Failure::input("`bench` needs `max_steps`")) };
-    let mut trainer = trainer(config, parts.decoder, &mut parts.compute, parts.data)?;
+    let mut trainer = trainer(config, (parts.decoder, parts.lora), &mut parts.compute, parts.data, None)?;
     let total_memory = machine::total_memory_gib(parts.compute.device);
     tracing::info!(target: "prl_trainer", "{}", parts.compute.says(&parts.model_dir, trainer.learner().config()));
     bench::run((output, loaded, &parts.compute), steps, || {
@@ -128,10 +141,11 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
                 path.join(checkpoint::TRAINER).display()
             )));
         }
-        Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.compute.home())?,
+        Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.lora.is_some(), parts.compute.home())?,
         None => parts.decoder,
     };
-    let mut trainer = trainer(config, decoder, &mut parts.compute, parts.data)?;
+    let from = resume.as_ref().map(|(_, path)| path.as_path());
+    let mut trainer = trainer(config, (decoder, parts.lora), &mut parts.compute, parts.data, from)?;
     if let Some((step, path)) = &resume {
         trainer
             .load_state(&path.join(checkpoint::TRAINER), checkpoint::skips(config.ckpt.as_ref()))
@@ -214,7 +228,7 @@ impl Run<'_> {
                 self.validate(trainer, step)?;
             }
             if self.job.is_due(step) {
-                self.job.save(step, trainer.learner().decoder(), trainer.state());
+                self.job.save(step, trainer.learner().weights(), trainer.state());
             }
             self.job.advance(step);
         }

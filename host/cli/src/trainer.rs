@@ -10,15 +10,16 @@ use crate::compute::Compute;
 use crate::failure::{Failure, input, run as running};
 use crate::job::{Job, Settings};
 use crate::logging::{self, Place};
+use crate::lora;
 use crate::ports::loss::{self, PluginLoss};
 use crate::ports::observer::trainer_line;
 use crate::signals::{self, Stop};
 use prl_config::{FakeBatches, Loaded, TrainerRun};
-use prl_model::{Bits, Decoder};
+use prl_model::{Bits, Decoder, LoraPlan};
 use prl_monitor::Logs;
 use prl_store::Marks;
 use prl_trainer::{StepOutcome, Trainer, TrainerError, TrainerParts, fake_batch};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Runs the command; the code is the process's.
 pub fn run(words: &[String]) -> Result<u8, Failure> {
@@ -54,6 +55,7 @@ struct Parts {
     compute: Compute,
     model_dir: PathBuf,
     decoder: Decoder,
+    lora: Option<LoraPlan>,
     loss: Option<PluginLoss>,
     fake: FakeBatches,
 }
@@ -75,11 +77,15 @@ impl Parts {
         // Made-up rows are as long as they may be. Per token: an id, a log-probability and an advantage.
         let batch = fake.batch_size as u128 * config.model.seq_len as u128 * 12;
         let moments = budget::remembered(&config.optim);
-        let load = Load { gpu: compute.on_gpu(), pass: config.model.seq_len, batch, moments };
-        budget::check_training(&model_dir, load)?;
+        let lora = lora::plan("", &config.model, &compute, &model_dir)?;
+        let (gpu, pass) = (compute.on_gpu(), config.model.seq_len);
+        budget::check_training(&model_dir, |shape| {
+            let trained = lora.as_ref().map(|plan| lora::parameters(plan, shape));
+            Load { gpu, pass, batch, moments, trained }
+        })?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
-        Ok(Parts { compute, model_dir, decoder, loss, fake })
+        Ok(Parts { compute, model_dir, decoder, lora, loss, fake })
     }
 }
 
@@ -93,11 +99,16 @@ struct Feed<'a> {
 impl<'a> Feed<'a> {
     fn new(
         config: &'a TrainerRun,
-        (decoder, loss, fake): (Decoder, Option<PluginLoss>, FakeBatches),
+        (decoder, lora): (Decoder, Option<LoraPlan>),
+        (loss, fake): (Option<PluginLoss>, FakeBatches),
         compute: &mut Compute,
+        resume: Option<&Path>,
     ) -> Result<Self, Failure> {
         let (model, precision) = (&config.model, config.matmul_precision);
-        let learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
+        lora::tell(lora.as_ref(), decoder.config());
+        let decoder = (decoder, lora.map(|plan| (plan, config.seed)));
+        let mut learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
+        resume.map_or(Ok(()), |path| checkpoint::adapter(path, &mut learner))?;
         let settings = TrainerParts {
             loss: config.loss.clone(),
             optim: config.optim.clone(),
@@ -126,7 +137,8 @@ impl<'a> Feed<'a> {
 fn measure(loaded: &Loaded<TrainerRun>, mut parts: Parts, output: Option<&Output>) -> Result<u8, Failure> {
     let config = &loaded.config;
     let Some(steps) = config.max_steps else { return Err(Failure::input("`bench` needs `max_steps`")) };
-    let mut feed = Feed::new(config, (parts.decoder, parts.loss, parts.fake), &mut parts.compute)?;
+    let (model, on) = ((parts.decoder, parts.lora), (parts.loss, parts.fake));
+    let mut feed = Feed::new(config, model, on, &mut parts.compute, None)?;
     tracing::info!(
         target: "prl_trainer",
         "{} | made-up batches", parts.compute.says(&parts.model_dir, feed.trainer.learner().config())
@@ -149,9 +161,11 @@ fn train(
     let config = &loaded.config;
     let (early, resume) = place.resume()?.map_or((None, None), |(dir, from)| (Some(dir), from));
     if let Some((_, path)) = &resume {
-        parts.decoder = checkpoint::decoder(path, parts.decoder, parts.compute.home())?;
+        parts.decoder = checkpoint::decoder(path, parts.decoder, parts.lora.is_some(), parts.compute.home())?;
     }
-    let mut feed = Feed::new(config, (parts.decoder, parts.loss, parts.fake), &mut parts.compute)?;
+    let (model, on) = ((parts.decoder, parts.lora), (parts.loss, parts.fake));
+    let from = resume.as_ref().map(|(_, path)| path.as_path());
+    let mut feed = Feed::new(config, model, on, &mut parts.compute, from)?;
     if let Some((step, path)) = &resume {
         let skip = checkpoint::skips(config.ckpt.as_ref());
         feed.trainer.load_state(&path.join(checkpoint::TRAINER), skip).map_err(input("`ckpt.resume_step`"))?;
@@ -188,7 +202,7 @@ fn steps(job: &mut Job<'_>, feed: &mut Feed<'_>, stop: &Stop) -> Result<bool, Fa
         let line = trainer_line(step, &outcome.metrics);
         job.record(step, outcome.update, line, outcome.metrics)?;
         if job.is_due(step) {
-            job.save(step, feed.trainer.learner().decoder(), feed.trainer.state());
+            job.save(step, feed.trainer.learner().weights(), feed.trainer.state());
         }
         job.advance(step);
     }

@@ -1,9 +1,10 @@
-//! The decoder's backward pass, layer by layer, from the gradient of the hidden states to those of all weights.
+//! The decoder's backward pass, layer by layer, from the gradient of the hidden states to those of all weights that have one.
 //!
 //! Owns the order in which gradients are summed: fixed, whatever the threads do. Must not know losses or optimisers.
 
 use rayon::prelude::*;
 
+use crate::adapter::{AdapterLayer, Additions, LayerAdditions, Projection};
 use crate::attention::{Rows, Scratch, attend_backward};
 use crate::forward::{Activations, LayerActivations, ROWS, starts};
 use crate::gemm::{Panels, TnJob, tn_acc_many};
@@ -17,6 +18,20 @@ use crate::weights::{Dims, Grads, LayerGrads, LayerView, WeightsView};
 /// # Panics
 /// If `dhidden` does not have the shape of the hidden states.
 pub fn backward(w: &WeightsView<'_>, acts: Activations, dhidden: &[f32], grads: &mut Grads) {
+    backward_with(w, &Additions::default(), acts, dhidden, grads);
+}
+
+/// [`backward`] for [`forward_with`](crate::forward_with()) of the same `additions`, whose gradients `grads` has room for.
+///
+/// # Panics
+/// As [`backward`].
+pub fn backward_with(
+    w: &WeightsView<'_>,
+    additions: &Additions<'_>,
+    acts: Activations,
+    dhidden: &[f32],
+    grads: &mut Grads,
+) {
     let d = w.dims;
     let (tokens, h) = (acts.tokens(), d.hidden);
     assert_eq!(dhidden.len(), tokens * h, "dhidden must have the shape of the hidden states");
@@ -39,17 +54,25 @@ pub fn backward(w: &WeightsView<'_>, acts: Activations, dhidden: &[f32], grads: 
     reduce(&partial, &mut grads.final_norm);
     let mut b = Buffers::new(d, tokens);
     let doc_starts = starts(&doc_lens);
-    for ((layer, saved), grads) in w.layers.iter().zip(layers).zip(&mut grads.layers).rev() {
-        mlp(d, layer, &saved, grads, &mut dx, &mut b);
+    grads.adapter.resize_with(d.layers, AdapterLayer::default);
+    let all = w.layers.iter().zip(layers).zip(grads.layers.iter_mut().zip(&mut grads.adapter)).enumerate();
+    for (i, ((layer, saved), (grads, of_additions))) in all.rev() {
+        let (additions, mut grads) = (additions.layer(i), (grads, of_additions));
+        mlp(d, (layer, &additions), &saved, &mut grads, &mut dx, &mut b);
         attention(d, &saved, &doc_starts, &doc_lens, &mut b);
         let rotation = |rows: &mut [f32], raw: &[f32], first: usize, norms: &mut HeadNormGrads| {
             let n = rows.len() / (d.q_width() + 2 * d.kv_width());
             heads_rows_backward(d, layer, &table, &positions[first..first + n], raw, rows, norms);
         };
-        projections(d, layer, &saved, grads, &mut dx, &mut b, rotation);
+        projections(d, (layer, &additions), &saved, &mut grads, &mut dx, &mut b, rotation);
     }
-    embedding(d, &ids, &dx, &mut grads.embed);
+    if !grads.embed.is_empty() {
+        embedding(d, &ids, &dx, &mut grads.embed);
+    }
 }
+
+/// Gradients of a layer's weights and of its additions.
+type OfLayer<'a> = (&'a mut LayerGrads, &'a mut AdapterLayer);
 
 /// Buffers that all layers share.
 struct Buffers {
@@ -85,9 +108,9 @@ impl Buffers {
 /// From the gradient of the layer's output to that of its middle and of the attention output.
 fn mlp(
     d: &Dims,
-    layer: &LayerView<'_>,
+    (layer, additions): (&LayerView<'_>, &LayerAdditions<'_>),
     saved: &LayerActivations,
-    grads: &mut LayerGrads,
+    (grads, of_additions): &mut OfLayer<'_>,
     dx: &mut [f32],
     b: &mut Buffers,
 ) {
@@ -113,43 +136,54 @@ fn mlp(
             unsafe {
                 let (act, dgu) = (act.slice(part(f)), dgu.slice(part(2 * f)));
                 let (normed, dmid) = (normed.slice(part(h)), dmid.slice(part(h)));
-                down.mul(n, dx[part(h)].as_ptr(), h, act.as_mut_ptr(), f, false);
+                let dout = dx[part(h)].as_ptr();
+                down.mul(n, dout, h, act.as_mut_ptr(), f, false);
+                additions.add_backward(Projection::Down, rows.clone(), (dout, h, h), (act.as_mut_ptr(), f, f));
                 swiglu_rows_backward(&saved.gate_up[part(2 * f)], f, act, dgu);
                 gate.mul(n, dgu.as_ptr(), 2 * f, dnormed.as_mut_ptr(), h, false);
                 up.mul(n, dgu.as_ptr().add(f), 2 * f, dnormed.as_mut_ptr(), h, true);
+                let to = (dnormed.as_mut_ptr(), h, h);
+                additions.add_backward(Projection::Gate, rows.clone(), (dgu.as_ptr(), 2 * f, f), to);
+                additions.add_backward(Projection::Up, rows.clone(), (dgu.as_ptr().add(f), 2 * f, f), to);
                 let mid = &saved.mid[part(h)];
                 norm_rows(mid, layer.post_norm, d.norm_eps, normed);
                 dmid.copy_from_slice(&dx[part(h)]);
                 norm_rows_backward(mid, layer.post_norm, d.norm_eps, &dnormed, dmid, partial.slice(own..own + h));
-                o.mul(n, dmid.as_ptr(), h, dattn.at(rows.start * q), q, false);
+                let to = dattn.at(rows.start * q);
+                o.mul(n, dmid.as_ptr(), h, to, q, false);
+                additions.add_backward(Projection::O, rows.clone(), (dmid.as_ptr(), h, h), (to, q, q));
             }
         });
     }
     reduce(&b.partial, &mut grads.post_norm);
-    tn_acc_many(&[
-        TnJob {
-            m: f,
-            n: h,
-            k: tokens,
-            x: &b.dgate_up,
-            ldx: 2 * f,
-            w: &b.normed,
-            ldw: h,
-            y: Shared::new(&mut grads.gate),
-        },
-        TnJob {
-            m: f,
-            n: h,
-            k: tokens,
-            x: &b.dgate_up[f..],
-            ldx: 2 * f,
-            w: &b.normed,
-            ldw: h,
-            y: Shared::new(&mut grads.up),
-        },
-        TnJob { m: h, n: f, k: tokens, x: dx, ldx: h, w: &b.h, ldw: f, y: Shared::new(&mut grads.down) },
-        TnJob { m: h, n: q, k: tokens, x: &b.dmid, ldx: h, w: &saved.attn, ldw: q, y: Shared::new(&mut grads.o) },
+    let dgu = &b.dgate_up;
+    weights(&mut [
+        (f, h, (dgu, 2 * f), (&b.normed, h), &mut grads.gate),
+        (f, h, (&dgu[f..], 2 * f), (&b.normed, h), &mut grads.up),
+        (h, f, (dx, h), (&b.h, f), &mut grads.down),
+        (h, q, (&b.dmid, h), (&saved.attn, q), &mut grads.o),
     ]);
+    for (which, x, dy) in [
+        (Projection::Gate, (&*b.normed, h, h), (&**dgu, 2 * f, f)),
+        (Projection::Up, (&*b.normed, h, h), (&dgu[f..], 2 * f, f)),
+        (Projection::Down, (&*b.h, f, f), (&*dx, h, h)),
+        (Projection::O, (&*saved.attn, q, q), (&*b.dmid, h, h)),
+    ] {
+        additions.factors(which, tokens, x, dy, of_additions);
+    }
+}
+
+/// Adds to the gradients of matrices `[out, in]`, each given as out, in, the gradient of its output and its input, rows of both
+/// at their strides. Those of frozen matrices are empty.
+fn weights(of: &mut [(usize, usize, (&[f32], usize), (&[f32], usize), &mut Vec<f32>)]) {
+    let trained = of.iter_mut().filter(|(.., y)| !y.is_empty());
+    let jobs: Vec<TnJob<'_>> = trained
+        .map(|(m, n, (x, ldx), (w, ldw), y)| {
+            let k = x.len().div_ceil(*ldx);
+            TnJob { m: *m, n: *n, k, x, ldx: *ldx, w, ldw: *ldw, y: Shared::new(y) }
+        })
+        .collect();
+    tn_acc_many(&jobs);
 }
 
 /// From the gradient of the attention output to those of rotated queries, keys and values of every query head.
@@ -178,9 +212,9 @@ fn attention(d: &Dims, saved: &LayerActivations, doc_starts: &[usize], doc_lens:
 /// From the gradients of rotated heads to that of the layer's input.
 fn projections(
     d: &Dims,
-    layer: &LayerView<'_>,
+    (layer, additions): (&LayerView<'_>, &LayerAdditions<'_>),
     saved: &LayerActivations,
-    grads: &mut LayerGrads,
+    (grads, of_additions): &mut OfLayer<'_>,
     dx: &mut [f32],
     b: &mut Buffers,
     rotation: impl Fn(&mut [f32], &[f32], usize, &mut HeadNormGrads) + Sync,
@@ -189,8 +223,8 @@ fn projections(
     let width = q + 2 * kv;
     let group = d.heads / d.kv_heads;
     let tokens = dx.len() / h;
-    let panels = [(q, layer.q, 0), (kv, layer.k, q), (kv, layer.v, q + kv)]
-        .map(|(n, w, column)| (Panels::of_columns(h, n, w), column));
+    let parts = [(Projection::Q, layer.q, 0, q), (Projection::K, layer.k, q, kv), (Projection::V, layer.v, q + kv, kv)];
+    let panels = parts.map(|(which, w, column, out)| (Panels::of_columns(h, out, w), which, column, out));
     let partial_width = h + 2 * hd;
     b.partial.clear();
     b.partial.resize(tokens.div_ceil(ROWS) * partial_width, 0.0);
@@ -212,8 +246,10 @@ fn projections(
                 }
                 let raw = if d.qk_norm { &saved.raw[part(q + kv)] } else { &[][..] };
                 rotation(dqkv, raw, rows.start, &mut norms);
-                for (i, (p, column)) in panels.iter().enumerate() {
-                    p.mul(n, dqkv.as_ptr().add(*column), width, dnormed.as_mut_ptr(), h, i > 0);
+                for (i, (p, which, column, out)) in panels.iter().enumerate() {
+                    let dy = dqkv.as_ptr().add(*column);
+                    p.mul(n, dy, width, dnormed.as_mut_ptr(), h, i > 0);
+                    additions.add_backward(*which, rows.clone(), (dy, width, *out), (dnormed.as_mut_ptr(), h, h));
                 }
                 let x = &saved.x[part(h)];
                 norm_rows(x, layer.input_norm, d.norm_eps, normed);
@@ -227,34 +263,28 @@ fn projections(
         });
     }
     for sums in b.partial.chunks_exact(partial_width) {
-        add(&sums[..h], &mut grads.input_norm);
-        if let (Some(qn), Some(kn)) = (&mut grads.q_norm, &mut grads.k_norm) {
-            add(&sums[h..h + hd], qn);
-            add(&sums[h + hd..], kn);
+        let norms = [Some(&mut grads.input_norm), grads.q_norm.as_mut(), grads.k_norm.as_mut()];
+        for (to, part) in norms.into_iter().zip([0..h, h..h + hd, h + hd..h + 2 * hd]) {
+            // Of frozen weights there is none.
+            if let Some(to) = to.filter(|to| !to.is_empty()) {
+                add(&sums[part], to);
+            }
         }
     }
-    if let (Some(qb), Some(kb), Some(vb)) = (&mut grads.q_bias, &mut grads.k_bias, &mut grads.v_bias) {
-        for row in b.dqkv.chunks_exact(width) {
-            add(&row[..q], qb);
-            add(&row[q..q + kv], kb);
-            add(&row[q + kv..], vb);
+    let biases = [&mut grads.q_bias, &mut grads.k_bias, &mut grads.v_bias];
+    for (to, part) in biases.into_iter().zip([0..q, q..q + kv, q + kv..width]) {
+        if let Some(to) = to.as_mut().filter(|to| !to.is_empty()) {
+            b.dqkv.chunks_exact(width).for_each(|row| add(&row[part.clone()], to));
         }
     }
-    let job = |n, column: usize, y| TnJob {
-        m: n,
-        n: h,
-        k: tokens,
-        x: &b.dqkv[column..],
-        ldx: width,
-        w: &b.normed,
-        ldw: h,
-        y,
-    };
-    tn_acc_many(&[
-        job(q, 0, Shared::new(&mut grads.q)),
-        job(kv, q, Shared::new(&mut grads.k)),
-        job(kv, q + kv, Shared::new(&mut grads.v)),
+    weights(&mut [
+        (q, h, (&b.dqkv, width), (&b.normed, h), &mut grads.q),
+        (kv, h, (&b.dqkv[q..], width), (&b.normed, h), &mut grads.k),
+        (kv, h, (&b.dqkv[q + kv..], width), (&b.normed, h), &mut grads.v),
     ]);
+    for (which, _, column, out) in parts {
+        additions.factors(which, tokens, (&b.normed, h, h), (&b.dqkv[column..], width, out), of_additions);
+    }
 }
 
 /// One token's `[dq | dk | dv]` from its per-query-head gradients: keys and values sum over their group.
@@ -269,8 +299,11 @@ fn gather_heads(heads: &[f32], row: &mut [f32], q: usize, kv: usize, hd: usize, 
     }
 }
 
-/// Adds partial sums, first to last.
+/// Adds partial sums, first to last; nothing to what is frozen.
 fn reduce(partial: &[f32], to: &mut [f32]) {
+    if to.is_empty() {
+        return;
+    }
     for p in partial.chunks_exact(to.len()) {
         add(p, to);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::adapter::{self, AdapterLayer, RowAdapters};
+use crate::adapter::{self, AdapterLayer, Projection, RowAdapters};
 use crate::attention::{KEY_BLOCK, PackedHead, QUERY_BLOCK, Rows, Scratch, attend, block_sizes, padded};
 use crate::forward::{Rest, check_ids, embed_rows, finish_layer};
 use crate::gemm::nt;
@@ -231,9 +231,9 @@ fn run<'a>(w: &WeightsView<'_>, parallel: bool, sequences: &mut [Sequence<'a>], 
             nt(parallel, rows, kv, h, normed.as_ptr(), h, layer.k.as_ptr(), to.add(q), width);
             nt(parallel, rows, kv, h, normed.as_ptr(), h, layer.v.as_ptr(), to.add(q + kv), width);
             let x = (normed.as_ptr(), h, h);
-            adapter::add(&adapters, |l| &l.q, x, (to, width, q));
-            adapter::add(&adapters, |l| &l.k, x, (to.add(q), width, kv));
-            adapter::add(&adapters, |l| &l.v, x, (to.add(q + kv), width, kv));
+            adapter::add(&adapters, Projection::Q, x, (to, width, q));
+            adapter::add(&adapters, Projection::K, x, (to.add(q), width, kv));
+            adapter::add(&adapters, Projection::V, x, (to.add(q + kv), width, kv));
         }
         heads_rows(d, layer, &table, &entries, &mut qkv, None);
         let attn_out = Shared::new(&mut attn);

@@ -4,7 +4,7 @@
 
 use rayon::prelude::*;
 
-use crate::adapter::{self, RowAdapters};
+use crate::adapter::{self, Additions, LayerAdditions, Projection, RowAdapters};
 use crate::attention::{Document, QUERY_BLOCK, Rows, Scratch, attend};
 use crate::gemm::Panels;
 use crate::pool::Buffer;
@@ -93,6 +93,14 @@ impl Tail {
 /// # Panics
 /// If the document lengths do not add up to the number of ids, a document is empty, or an id is outside the vocabulary.
 pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activations {
+    forward_with(w, &Additions::default(), ids, doc_lens)
+}
+
+/// [`forward`] with `additions` to the matrices: without dropout the same bits as [`extend`](crate::extend()) with them.
+///
+/// # Panics
+/// As [`forward`].
+pub fn forward_with(w: &WeightsView<'_>, additions: &Additions<'_>, ids: &[u32], doc_lens: &[usize]) -> Activations {
     let d = w.dims;
     check_ids(d, ids);
     assert_eq!(doc_lens.iter().sum::<usize>(), ids.len(), "document lengths must add up to the number of ids");
@@ -113,7 +121,7 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
         let (q, r) = (Shared::new(&mut qkv), Shared::new(&mut raw));
         for_ranges(true, tokens, ROWS, |rows| {
             let x = &x[rows.start * h..rows.end * h];
-            project(w, first, &head, &table, &positions[rows.clone()], x, rows.start, q, r);
+            project(w, (first, &additions.layer(0)), &head, &table, &positions[rows.clone()], x, rows.start, q, r);
         });
     } else {
         norm_rows(&x, w.final_norm, d.norm_eps, &mut hidden);
@@ -122,7 +130,8 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
         let mut attn = Buffer::any(tokens * d.q_width());
         attention(d, &qkv, doc_lens, &mut attn);
         let tail = Tail::pack(d, layer);
-        let next = w.layers.get(i + 1).map(|l| (l, Head::pack(d, l)));
+        let own = additions.layer(i);
+        let next = w.layers.get(i + 1).map(|l| ((l, additions.layer(i + 1)), Head::pack(d, l)));
         let mut mid = Buffer::any(tokens * h);
         let mut gate_up = Buffer::any(tokens * 2 * d.ffn);
         let mut out = Buffer::any(tokens * h);
@@ -130,7 +139,7 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
         let mut next_raw = Buffer::any(if next.is_some() { raw.len() } else { 0 });
         {
             let (mid, gate_up, out) = (Shared::new(&mut mid), Shared::new(&mut gate_up), Shared::new(&mut out));
-            let (q, r, hidden) = (Shared::new(&mut next_qkv), Shared::new(&mut next_raw), Shared::new(&mut hidden));
+            let (to, r, hidden) = (Shared::new(&mut next_qkv), Shared::new(&mut next_raw), Shared::new(&mut hidden));
             for_ranges(true, tokens, ROWS, |rows| {
                 let (n, a) = (rows.len(), rows.start);
                 let part = |width: usize| rows.start * width..rows.end * width;
@@ -140,15 +149,24 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
                 unsafe {
                     let (mid, gate_up, out) = (mid.slice(part(h)), gate_up.slice(part(2 * d.ffn)), out.slice(part(h)));
                     tail.o.mul(n, attn[part(d.q_width())].as_ptr(), d.q_width(), narrow.as_mut_ptr(), h, false);
+                    let (q, f) = (d.q_width(), d.ffn);
+                    let seen = (attn[part(q)].as_ptr(), q, q);
+                    own.add(Projection::O, rows.clone(), seen, (narrow.as_mut_ptr(), h, h));
                     sum(&x[part(h)], &narrow, mid);
                     norm_rows(mid, layer.post_norm, d.norm_eps, &mut narrow);
                     tail.gate.mul(n, narrow.as_ptr(), h, gate_up.as_mut_ptr(), 2 * d.ffn, false);
                     tail.up.mul(n, narrow.as_ptr(), h, gate_up.as_mut_ptr().add(d.ffn), 2 * d.ffn, false);
+                    let seen = (narrow.as_ptr(), h, h);
+                    own.add(Projection::Gate, rows.clone(), seen, (gate_up.as_mut_ptr(), 2 * f, f));
+                    own.add(Projection::Up, rows.clone(), seen, (gate_up.as_mut_ptr().add(f), 2 * f, f));
                     swiglu_rows(gate_up, d.ffn, &mut wide[..n * d.ffn]);
                     tail.down.mul(n, wide.as_ptr(), d.ffn, narrow.as_mut_ptr(), h, false);
+                    own.add(Projection::Down, rows.clone(), (wide.as_ptr(), f, f), (narrow.as_mut_ptr(), h, h));
                     sum(mid, &narrow, out);
                     match &next {
-                        Some((l, head)) => project(w, l, head, &table, &positions[rows.clone()], out, a, q, r),
+                        Some(((l, add), head)) => {
+                            project(w, (l, add), head, &table, &positions[rows.clone()], out, a, to, r);
+                        }
                         None => norm_rows(out, w.final_norm, d.norm_eps, hidden.slice(part(h))),
                     }
                 }
@@ -163,7 +181,7 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
 /// Norm, projections, bias, head norm and rotation of rows `x`, written from row `first` on.
 fn project(
     w: &WeightsView<'_>,
-    layer: &LayerView<'_>,
+    (layer, additions): (&LayerView<'_>, &LayerAdditions<'_>),
     head: &Head,
     table: &RopeTable,
     positions: &[u32],
@@ -183,6 +201,10 @@ fn project(
         head.q.mul(n, normed.as_ptr(), h, rows.as_mut_ptr(), width, false);
         head.k.mul(n, normed.as_ptr(), h, rows.as_mut_ptr().add(q), width, false);
         head.v.mul(n, normed.as_ptr(), h, rows.as_mut_ptr().add(q + kv), width, false);
+        let (tokens, seen) = (first..first + n, (normed.as_ptr(), h, h));
+        for (which, column, out) in [(Projection::Q, 0, q), (Projection::K, q, kv), (Projection::V, q + kv, kv)] {
+            additions.add(which, tokens.clone(), seen, (rows.as_mut_ptr().add(column), width, out));
+        }
         let keep = d.qk_norm.then(|| raw.slice(first * (q + kv)..(first + n) * (q + kv)));
         heads_rows(d, layer, table, positions, rows, keep);
     }
@@ -269,15 +291,15 @@ pub(crate) fn finish_layer(
             h,
         );
         let q = d.q_width();
-        adapter::add(adapters, |l| &l.o, (attn.as_ptr(), q, q), (narrow.as_mut_ptr(), h, h));
+        adapter::add(adapters, Projection::O, (attn.as_ptr(), q, q), (narrow.as_mut_ptr(), h, h));
         add(narrow, x);
         norm_rows(x, layer.post_norm, d.norm_eps, narrow);
         let gu = gate_up.as_mut_ptr();
         crate::gemm::nt(parallel, n, d.ffn, h, narrow.as_ptr(), h, layer.gate.as_ptr(), gu, 2 * d.ffn);
         crate::gemm::nt(parallel, n, d.ffn, h, narrow.as_ptr(), h, layer.up.as_ptr(), gu.add(d.ffn), 2 * d.ffn);
         let (normed, f) = (narrow.as_ptr(), d.ffn);
-        adapter::add(adapters, |l| &l.gate, (normed, h, h), (gu, 2 * f, f));
-        adapter::add(adapters, |l| &l.up, (normed, h, h), (gu.add(f), 2 * f, f));
+        adapter::add(adapters, Projection::Gate, (normed, h, h), (gu, 2 * f, f));
+        adapter::add(adapters, Projection::Up, (normed, h, h), (gu.add(f), 2 * f, f));
         let step = (1 << 14) / d.ffn + 1;
         let wide_rows = Shared::new(wide);
         let gate_up = &*gate_up;
@@ -286,7 +308,7 @@ pub(crate) fn finish_layer(
             swiglu_rows(&gate_up[r.start * 2 * d.ffn..r.end * 2 * d.ffn], d.ffn, to);
         });
         crate::gemm::nt(parallel, n, h, d.ffn, wide.as_ptr(), d.ffn, layer.down.as_ptr(), narrow.as_mut_ptr(), h);
-        adapter::add(adapters, |l| &l.down, (wide.as_ptr(), f, f), (narrow.as_mut_ptr(), h, h));
+        adapter::add(adapters, Projection::Down, (wide.as_ptr(), f, f), (narrow.as_mut_ptr(), h, h));
         add(narrow, x);
     }
 }

@@ -173,6 +173,7 @@ fn gradients(
     let factor = |t: usize| (dlogprob[t], dentropy.map_or(0.0, |d| d[t]));
     let active: Vec<usize> = (0..tokens).filter(|t| factor(*t) != (0.0, 0.0)).collect();
     let weights = w.head();
+    // Empty where it is frozen.
     let dw = match &mut grads.lm_head {
         Some(g) => g,
         None => &mut grads.embed,
@@ -209,7 +210,9 @@ fn gradients(
                 }
             });
         }
-        tn_acc_many(&[TnJob { m: v, n: h, k: n, x: &logits, ldx: v, w: &rows_of, ldw: h, y: Shared::new(dw) }]);
+        if !dw.is_empty() {
+            tn_acc_many(&[TnJob { m: v, n: h, k: n, x: &logits, ldx: v, w: &rows_of, ldw: h, y: Shared::new(dw) }]);
+        }
     }
     dhidden
 }

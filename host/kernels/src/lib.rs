@@ -16,6 +16,7 @@ mod backward;
 mod cache;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod dropout;
 mod forward;
 mod gemm;
 mod head;
@@ -29,10 +30,11 @@ mod simd;
 mod transpose;
 mod weights;
 
-pub use adapter::{AdapterLayer, LowRank};
-pub use backward::backward;
+pub use adapter::{AdapterLayer, Additions, LowRank, Projection};
+pub use backward::{backward, backward_with};
 pub use cache::{ExtendItem, KvCache, extend};
-pub use forward::{Activations, forward};
+pub use dropout::Dropout;
+pub use forward::{Activations, forward, forward_with};
 pub use gemm::{gemm_nn, gemm_nt, gemm_tn_acc};
 pub use head::{HeadStats, RowLogProb, head_backward, head_forward_backward, head_stats, log_softmax_at};
 pub use meter::{Held, Meter};

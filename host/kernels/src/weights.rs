@@ -5,6 +5,8 @@
 use rayon::prelude::*;
 use thiserror::Error;
 
+use crate::adapter::{AdapterLayer, LowRank};
+
 /// Sizes and variants of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dims {
@@ -264,7 +266,7 @@ pub struct LayerGrads {
     pub down: Vec<f32>,
 }
 
-/// Gradients of a whole decoder, owned.
+/// Gradients of a whole decoder, owned. Those of frozen weights are empty and never computed.
 #[derive(Clone, Debug)]
 pub struct Grads {
     /// Of the embedding; holds the head's gradient too when tied.
@@ -275,6 +277,8 @@ pub struct Grads {
     pub final_norm: Vec<f32>,
     /// Of the head, unless tied.
     pub lm_head: Option<Vec<f32>>,
+    /// Of low-rank additions, in their shapes, by layer; empty where there are none.
+    pub adapter: Vec<AdapterLayer>,
 }
 
 /// Elements per partial sum of [`Grads::norm`]; fixed, so that the norm's bits do not depend on threads.
@@ -283,7 +287,13 @@ const NORM_CHUNK: usize = 1 << 14;
 impl Grads {
     /// All zero, in the shape of `dims`.
     pub fn zeros(dims: &Dims) -> Self {
-        let mut slots = shapes(dims).into_iter().map(|(_, len)| len.map(|n| vec![0.0f32; n]));
+        Self::of(dims, |_| true, &[])
+    }
+
+    /// All zero, of the weights whose names are `trained`, and of `adapter`.
+    pub fn of(dims: &Dims, trained: impl Fn(&str) -> bool, adapter: &[AdapterLayer]) -> Self {
+        let zeros = |name: &str, n: usize| vec![0.0f32; if trained(name) { n } else { 0 }];
+        let mut slots = shapes(dims).into_iter().map(|(name, len)| len.map(|n| zeros(&name, n)));
         let mut next = || slots.next().flatten();
         let embed = next().unwrap_or_default();
         let layers = (0..dims.layers)
@@ -306,10 +316,11 @@ impl Grads {
             .collect();
         let final_norm = next().unwrap_or_default();
         let lm_head = next();
-        Self { embed, layers, final_norm, lm_head }
+        let adapter = adapter.iter().map(AdapterLayer::zeros).collect();
+        Self { embed, layers, final_norm, lm_head, adapter }
     }
 
-    /// Every gradient with its Hugging Face parameter name, in a fixed order.
+    /// Every gradient with its Hugging Face parameter name, in a fixed order; those of additions last.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (String, &mut Vec<f32>)> {
         let mut out: Vec<(String, &mut Vec<f32>)> = vec![("model.embed_tokens.weight".to_owned(), &mut self.embed)];
         for (i, l) in self.layers.iter_mut().enumerate() {
@@ -333,6 +344,12 @@ impl Grads {
         }
         out.push(("model.norm.weight".to_owned(), &mut self.final_norm));
         out.extend(self.lm_head.as_mut().map(|s| ("lm_head.weight".to_owned(), s)));
+        for (i, layer) in self.adapter.iter_mut().enumerate() {
+            for (which, LowRank { a, b, .. }) in layer.iter_mut() {
+                let name = |factor: &str| format!("model.layers.{i}.{}.lora_{factor}.weight", which.module());
+                out.extend([(name("A"), a), (name("B"), b)]);
+            }
+        }
         out.into_iter()
     }
 
@@ -371,6 +388,9 @@ impl Grads {
         }
         out.push(&self.final_norm);
         out.extend(self.lm_head.as_deref());
+        for (_, LowRank { a, b, .. }) in self.adapter.iter().flat_map(AdapterLayer::iter) {
+            out.extend([a.as_slice(), b]);
+        }
         out
     }
 

@@ -3,7 +3,7 @@
 
 use crate::folder::{each_float, map_file};
 use crate::{ModelConfig, ModelError, names};
-use prl_kernels::{AdapterLayer, LowRank};
+use prl_kernels::{AdapterLayer, LowRank, Projection};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -13,12 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The settings' file.
-const SETTINGS: &str = "adapter_config.json";
+pub const SETTINGS: &str = "adapter_config.json";
 /// The weights' file.
-const WEIGHTS: &str = "adapter_model.safetensors";
-
-/// The matrices of a layer that may have an addition.
-const MATRICES: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+pub(crate) const WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Low-rank additions to a model's matrices, for some of the sequences of a batch.
 #[derive(Debug)]
@@ -32,10 +29,10 @@ pub struct Adapter {
 }
 
 #[derive(Deserialize)]
-struct Settings {
+pub(crate) struct Settings {
     peft_type: Option<String>,
-    r: usize,
-    lora_alpha: f64,
+    pub r: usize,
+    pub lora_alpha: f64,
     #[serde(default)]
     use_rslora: bool,
     #[serde(default)]
@@ -50,12 +47,21 @@ struct Settings {
     modules_to_save: Option<Vec<String>>,
 }
 
+impl Settings {
+    /// Reads the file in a folder.
+    pub fn load(dir: &Path) -> Result<Self, ModelError> {
+        let path = dir.join(SETTINGS);
+        let text = std::fs::read_to_string(&path).map_err(ModelError::io("read", &path))?;
+        serde_json::from_str(&text).map_err(|e| ModelError::Json { path, reason: e.to_string() })
+    }
+}
+
 impl Adapter {
     /// Of additions by layer, those of layers behind the last one being none.
     pub fn new(layers: Vec<AdapterLayer>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let ranks = layers.iter().flat_map(|l| [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down]).flatten();
-        let rank = ranks.map(|pair| pair.rank).max().unwrap_or(0);
+        let ranks = layers.iter().flat_map(AdapterLayer::iter).map(|(_, pair)| pair.rank);
+        let rank = ranks.max().unwrap_or(0);
         Adapter {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             rank,
@@ -71,10 +77,7 @@ impl Adapter {
     /// Names the file and what is wrong with it: no LoRA, an option that is not supported, a tensor that is missing, of
     /// another shape, or of a matrix that the model does not have.
     pub fn load(dir: &Path, config: &ModelConfig) -> Result<Adapter, ModelError> {
-        let path = dir.join(SETTINGS);
-        let text = std::fs::read_to_string(&path).map_err(ModelError::io("read", &path))?;
-        let json = |e: serde_json::Error| ModelError::Json { path: path.clone(), reason: e.to_string() };
-        let settings: Settings = serde_json::from_str(&text).map_err(json)?;
+        let (path, settings) = (dir.join(SETTINGS), Settings::load(dir)?);
         let refuse =
             |key: &str, reason: String| Err(ModelError::Config { path: path.clone(), key: key.into(), reason });
         let some = |map: &Option<BTreeMap<_, _>>| map.as_ref().is_some_and(|map| !map.is_empty());
@@ -132,7 +135,7 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
     let tensors = SafeTensors::deserialize(&file)
         .map_err(|e| wrong(format!("damaged or cut short, no valid safetensors file ({e})")))?;
     let matrices = names::parameters(config);
-    let mut factors: BTreeMap<(usize, &str), [Option<Vec<f32>>; 2]> = BTreeMap::new();
+    let mut factors: BTreeMap<(usize, Projection), [Option<Vec<f32>>; 2]> = BTreeMap::new();
     for (name, view) in tensors.tensors() {
         let found = place(&name).and_then(|place| Some((matrices.iter().find(|m| m.name == place.of)?, place)));
         let Some((matrix, place)) = found else {
@@ -146,24 +149,15 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
         if place.is_b {
             values.iter_mut().for_each(|x| *x *= scale);
         }
-        factors.entry((place.layer, place.matrix)).or_default()[usize::from(place.is_b)] = Some(values);
+        factors.entry((place.layer, place.which)).or_default()[usize::from(place.is_b)] = Some(values);
     }
     let mut layers = vec![AdapterLayer::default(); config.layers];
-    for ((layer, matrix), factors) in factors {
+    for ((layer, which), factors) in factors {
         let [Some(a), Some(b)] = factors else {
-            return Err(wrong(format!("layer {layer} has one factor of {matrix} only, lora_A or lora_B")));
+            let module = which.module();
+            return Err(wrong(format!("layer {layer} has one factor of {module} only, lora_A or lora_B")));
         };
-        let own = &mut layers[layer];
-        let slot = match matrix {
-            "q_proj" => &mut own.q,
-            "k_proj" => &mut own.k,
-            "v_proj" => &mut own.v,
-            "o_proj" => &mut own.o,
-            "gate_proj" => &mut own.gate,
-            "up_proj" => &mut own.up,
-            _ => &mut own.down,
-        };
-        *slot = Some(LowRank { a, b, rank });
+        *layers[layer].slot(which) = Some(LowRank { a, b, rank });
     }
     Ok(layers)
 }
@@ -171,8 +165,7 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
 /// Which factor a tensor is.
 struct Place {
     layer: usize,
-    /// The matrix's short name, one of [`MATRICES`].
-    matrix: &'static str,
+    which: Projection,
     /// The name of the matrix in a model's files.
     of: String,
     /// Whether it is B rather than A.
@@ -184,12 +177,13 @@ fn place(name: &str) -> Option<Place> {
     let (_, rest) = name.split_once("layers.")?;
     let parts: Vec<&str> = rest.split('.').collect();
     let [layer, block, matrix, factor @ ..] = parts.as_slice() else { return None };
+    let module = format!("{block}.{matrix}");
     let is_b = match factor {
         ["lora_A", "weight"] | ["lora_A", "default", "weight"] => false,
         ["lora_B", "weight"] | ["lora_B", "default", "weight"] => true,
         _ => return None,
     };
-    let known = MATRICES.iter().find(|known| *known == matrix)?;
+    let which = Projection::ALL.into_iter().find(|which| which.module() == module)?;
     let layer = layer.parse().ok()?;
-    Some(Place { layer, matrix: known, of: format!("model.layers.{layer}.{block}.{matrix}.weight"), is_b })
+    Some(Place { layer, which, of: format!("model.layers.{layer}.{module}.weight"), is_b })
 }

@@ -68,6 +68,14 @@ pub enum ModelError {
     /// What is to be computed at a time does not fit the device's memory.
     #[error("{0}")]
     Memory(String),
+    /// A setting of an adapter that is to be trained.
+    #[error("`lora.{key}` {reason}")]
+    Lora {
+        /// The key.
+        key: &'static str,
+        /// What is wrong with it and what to do about it.
+        reason: String,
+    },
     /// Token ids, lengths or temperatures that no model could take.
     #[error("invalid model input: {0}")]
     Input(String),

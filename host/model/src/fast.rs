@@ -1,15 +1,22 @@
 //! The kernels of prl-kernels over the module's own buffers. Owns the borrowing: parameters are read where burn keeps
 //! them and gradients move into burn without a copy; must not compute anything itself.
 
-use crate::learner::{Passes, Rows, inverse};
-use crate::sample::{CacheKind, answers, check_ids};
-use crate::{Adapter, Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot};
+use crate::host::Passes;
+use crate::learner::{Rows, inverse};
+use crate::sample::{CacheKind, answers, check_ids, check_no_adapter};
+use crate::{
+    Adapter, Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Packed, ParamRef, Snapshot, Trained, names,
+};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
-use prl_kernels::{Activations, Dims, ExtendItem, Grads, HeadStats, KvCache, LayerView, Meter, Rope, WeightsView};
+use prl_kernels::{
+    Activations, AdapterLayer, Additions, Dims, Dropout, ExtendItem, Grads, HeadStats, KvCache, LayerView, Meter, Rope,
+    WeightsView,
+};
 use prl_types::TokenId;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A decoder's parameters, shared with its tensors and kept alive by this.
@@ -115,11 +122,14 @@ fn cache_shape(dims: &Dims) -> [usize; 3] {
 pub(crate) struct FastSnapshot {
     config: Arc<ModelConfig>,
     weights: Weights,
+    /// What is added to them for everybody.
+    own: Option<Adapter>,
 }
 
 impl FastSnapshot {
-    pub(crate) fn new(decoder: &Decoder) -> Result<Self, ModelError> {
-        Ok(FastSnapshot { config: decoder.config().clone(), weights: Weights::new(decoder)? })
+    pub(crate) fn new(model: &Trained) -> Result<Self, ModelError> {
+        let own = model.lora.as_ref().map(|lora| lora.adapter());
+        Ok(FastSnapshot { config: model.decoder.config().clone(), weights: Weights::new(&model.decoder)?, own })
     }
 }
 
@@ -134,7 +144,7 @@ impl Snapshot for FastSnapshot {
     }
 
     fn takes_adapters(&self) -> bool {
-        true
+        self.own.is_none()
     }
 
     fn extend(&self, batch: &mut [Extend<'_>]) -> Result<Vec<Answer>, ModelError> {
@@ -150,7 +160,10 @@ impl Snapshot for FastSnapshot {
                 return Err(ModelError::Input("a sequence without new tokens".into()));
             }
             check_ids(item.ids, &self.config)?;
-            let adapter = item.adapter.map(Adapter::layers);
+            if self.own.is_some() {
+                check_no_adapter(item.adapter)?;
+            }
+            let adapter = item.adapter.or(self.own.as_ref()).map(Adapter::layers);
             // The kernels read as far as the dimensions say.
             let fits = |layer: &prl_kernels::AdapterLayer| layer.validate(&self.weights.dims);
             adapter.into_iter().flatten().try_for_each(fits).map_err(|e| ModelError::Input(e.to_string()))?;
@@ -168,45 +181,65 @@ impl Snapshot for FastSnapshot {
 /// What backward needs of the last forward.
 struct Tape {
     weights: Weights,
+    adapter: Vec<AdapterLayer>,
+    dropout: Option<Dropout>,
     activations: Activations,
     stats: HeadStats,
 }
 
 /// Forward and backward passes with the fused kernels.
 pub(crate) struct FastPasses {
-    dims: Dims,
     head_chunk: usize,
     grads: Grads,
     tape: Option<Tape>,
 }
 
+/// No gradient yet of anything that is trained.
+fn zeros(model: &Trained) -> Grads {
+    let config = model.decoder.config();
+    let Some(lora) = &model.lora else { return Grads::zeros(&dims(config)) };
+    let infos = names::parameters(config);
+    let trained = infos.iter().enumerate().filter(|(i, _)| lora.plan.saves(*i)).map(|(_, info)| info.name.as_str());
+    let trained: BTreeSet<&str> = trained.collect();
+    Grads::of(&dims(config), |name| trained.contains(name), &lora.layers())
+}
+
 impl FastPasses {
-    pub(crate) fn new(decoder: &Decoder, head_chunk: usize) -> Result<Self, ModelError> {
-        let dims = Weights::new(decoder)?.dims;
-        Ok(FastPasses { grads: Grads::zeros(&dims), dims, head_chunk, tape: None })
+    pub(crate) fn new(model: &Trained, head_chunk: usize) -> Result<Self, ModelError> {
+        // Tells weights that the kernels cannot take.
+        Weights::new(&model.decoder)?;
+        Ok(FastPasses { grads: zeros(model), head_chunk, tape: None })
     }
 }
 
 impl Passes for FastPasses {
-    fn forward(&mut self, decoder: &Decoder, batch: &Packed, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
+    fn forward(
+        &mut self,
+        model: &Trained,
+        dropout: Option<Dropout>,
+        batch: &Packed,
+        rows: &Rows,
+    ) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
         self.tape = None;
-        let weights = Weights::new(decoder)?;
+        let weights = Weights::new(&model.decoder)?;
         let view = weights.view();
-        let activations = prl_kernels::forward(&view, &batch.ids, &batch.doc_lens);
+        let adapter = model.lora.as_ref().map(|lora| lora.layers()).unwrap_or_default();
+        let additions = Additions { layers: &adapter, scale: scale(model), dropout: dropout.as_ref() };
+        let activations = prl_kernels::forward_with(&view, &additions, &batch.ids, &batch.doc_lens);
         let stats = prl_kernels::head_stats(&view, activations.hidden(), &rows.labels, &rows.inv_temp, self.head_chunk);
         let out = (stats.logprob.clone(), stats.entropy.clone());
-        self.tape = Some(Tape { weights, activations, stats });
+        self.tape = Some(Tape { weights, adapter, dropout, activations, stats });
         Ok(out)
     }
 
     fn backward(
         &mut self,
-        _decoder: &Decoder,
+        model: &Trained,
         rows: &Rows,
         dlogprob: Vec<f32>,
         dentropy: Option<Vec<f32>>,
     ) -> Result<(), ModelError> {
-        let Some(Tape { weights, activations, stats }) = self.tape.take() else {
+        let Some(Tape { weights, adapter, dropout, activations, stats }) = self.tape.take() else {
             return Err(ModelError::Input("backward needs a forward pass before it".into()));
         };
         let view = weights.view();
@@ -221,21 +254,25 @@ impl Passes for FastPasses {
             self.head_chunk,
             &mut self.grads,
         );
-        prl_kernels::backward(&view, activations, &dhidden, &mut self.grads);
+        let additions = Additions { layers: &adapter, scale: scale(model), dropout: dropout.as_ref() };
+        prl_kernels::backward_with(&view, &additions, activations, &dhidden, &mut self.grads);
         Ok(())
     }
 
     fn forward_backward(
         &mut self,
-        decoder: &Decoder,
+        model: &Trained,
+        dropout: Option<Dropout>,
         batch: &Packed,
         rows: &Rows,
         dlogprob: Vec<f32>,
     ) -> Result<Vec<f32>, ModelError> {
         self.tape = None;
-        let weights = Weights::new(decoder)?;
+        let weights = Weights::new(&model.decoder)?;
         let view = weights.view();
-        let activations = prl_kernels::forward(&view, &batch.ids, &batch.doc_lens);
+        let adapter = model.lora.as_ref().map(|lora| lora.layers()).unwrap_or_default();
+        let additions = Additions { layers: &adapter, scale: scale(model), dropout: dropout.as_ref() };
+        let activations = prl_kernels::forward_with(&view, &additions, &batch.ids, &batch.doc_lens);
         let (logprobs, dhidden) = prl_kernels::head_forward_backward(
             &view,
             activations.hidden(),
@@ -245,7 +282,7 @@ impl Passes for FastPasses {
             self.head_chunk,
             &mut self.grads,
         );
-        prl_kernels::backward(&view, activations, &dhidden, &mut self.grads);
+        prl_kernels::backward_with(&view, &additions, activations, &dhidden, &mut self.grads);
         Ok(logprobs)
     }
 
@@ -265,16 +302,18 @@ impl Passes for FastPasses {
         self.grads.zero();
     }
 
-    fn gradients(&self, _decoder: &Decoder) -> Result<Vec<Vec<f32>>, ModelError> {
-        Ok(self.grads.slices().into_iter().map(<[f32]>::to_vec).collect())
+    fn gradients(&self, _model: &Trained) -> Result<Vec<Vec<f32>>, ModelError> {
+        Ok(self.grads.slices().into_iter().filter(|g| !g.is_empty()).map(<[f32]>::to_vec).collect())
     }
 
-    fn take(&mut self, decoder: &Decoder) -> GradientsParams {
+    fn take(&mut self, model: &Trained) -> GradientsParams {
         self.tape = None;
-        let mut grads = std::mem::replace(&mut self.grads, Grads::zeros(&self.dims));
-        let device = decoder.device();
+        let mut grads = std::mem::replace(&mut self.grads, zeros(model));
+        let device = model.decoder.device();
         let mut out = GradientsParams::new();
-        for (parameter, (_, values)) in decoder.parameters().into_iter().zip(grads.iter_mut()) {
+        // Those of what is frozen are empty.
+        let trained = grads.iter_mut().map(|(_, values)| values).filter(|values| !values.is_empty());
+        for ((_, parameter), values) in model.parameters().into_iter().zip(trained) {
             let values = std::mem::take(values);
             match parameter {
                 ParamRef::Vector(p) => out.register(p.id, tensor::<1>(values, p.val().dims(), &device)),
@@ -285,6 +324,11 @@ impl Passes for FastPasses {
     }
 }
 
+/// The scale in an adapter's B.
+fn scale(model: &Trained) -> f32 {
+    model.plan().map_or(1.0, |plan| plan.scale())
+}
+
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), device)
 }
@@ -292,6 +336,31 @@ fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is frozen is where it was after an update, for training and for all that sample; only an adapter is copied.
+    #[test]
+    fn snapshots_of_an_adapter_share_what_is_frozen() {
+        let text = r#"{"model_type": "qwen3", "vocab_size": 19, "hidden_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24,
+            "tie_word_embeddings": true}"#;
+        let config = ModelConfig::parse(text, std::path::Path::new("config.json")).unwrap();
+        let decoder = Decoder::init(config.clone(), 3, &crate::Device::Cpu.open().unwrap());
+        let names = ["q_proj", "norm"].map(|name| vec![name.to_owned()]);
+        let [target_modules, modules_to_save] = names;
+        let options = crate::LoraOptions { rank: 2, alpha: 4.0, dropout: 0.0, target_modules, modules_to_save };
+        let plan = crate::LoraPlan::new(options, &config).unwrap();
+        let mut host = crate::HostLearner::new(Trained::adapter(decoder, plan, 1), crate::Kernels::Fast, 4, 1).unwrap();
+        let snapshot = |host: &crate::HostLearner| FastSnapshot::new(host.model()).unwrap();
+        let before = snapshot(&host);
+        let mut sgd = burn::optim::SgdConfig::new().init();
+        host.update(|model, grads| sgd.step(0.1, model, grads));
+        let after = snapshot(&host);
+        let place = |t: &FlexTensor| t.as_slice::<f32>().unwrap().as_ptr();
+        for ((info, a), b) in names::parameters(&config).iter().zip(&before.weights.tensors).zip(&after.weights.tensors)
+        {
+            assert_eq!(place(a) == place(b), info.name != "model.norm.weight", "{}", info.name);
+        }
+    }
 
     #[test]
     fn weights_are_read_where_burn_keeps_them_and_gradients_move_without_a_copy() {

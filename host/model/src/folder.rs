@@ -6,6 +6,7 @@ mod save;
 
 pub(crate) use load::{each_float, map_file};
 pub use save::{Precision, SaveOptions};
+pub(crate) use save::{Saved, write_json, write_tensors};
 
 use crate::ModelError;
 use prl_hub::is_plain_name;

@@ -59,6 +59,16 @@ pub fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf, ModelError> 
     Ok(dir)
 }
 
+/// What others call the model of a folder: the hub's id of one in a hub's cache, else the folder's path.
+pub fn name_of(dir: &Path) -> String {
+    let parts: Vec<&str> = dir.iter().rev().filter_map(|part| part.to_str()).take(3).collect();
+    let id = match parts[..] {
+        [_, "snapshots", folder] => folder.strip_prefix("models--").map(|id| id.replacen("--", "/", 1)),
+        _ => None,
+    };
+    id.filter(|id| prl_hub::is_hub_id(id)).unwrap_or_else(|| dir.display().to_string())
+}
+
 /// The file that leads to the weights.
 fn weights(listing: &Listing) -> Option<&'static str> {
     [SINGLE_FILE, INDEX_FILE].into_iter().find(|file| listing.has(file))

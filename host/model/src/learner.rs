@@ -2,10 +2,12 @@
 //! predict them; must not know losses, sampling or the optimiser's rule.
 
 use crate::fused::FusedAdamW;
+use crate::host::HostLearner;
+use crate::names::{self, ParameterInfo};
 use crate::sample::check_ids;
-use crate::{Decoder, Gpu, GpuOptions, ModelConfig, ModelError, Snapshot, fast, reference};
-use burn::optim::GradientsParams;
+use crate::{Decoder, Gpu, GpuOptions, LoraPlan, ModelConfig, ModelError, Snapshot, Trained};
 use prl_types::TokenId;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Which implementation computes.
@@ -84,44 +86,6 @@ pub(crate) fn inverse(temperature: f32) -> f32 {
     if temperature == 0.0 { 1.0 } else { 1.0 / temperature }
 }
 
-/// A forward and backward pass and the gradients it adds up. All lists are per row.
-pub(crate) trait Passes: Send {
-    /// Logprob and entropy of each row's label.
-    fn forward(&mut self, decoder: &Decoder, batch: &Packed, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>), ModelError>;
-    /// Adds the gradient of Σ dlogprob·logprob + Σ dentropy·entropy of the last forward.
-    fn backward(
-        &mut self,
-        decoder: &Decoder,
-        rows: &Rows,
-        dlogprob: Vec<f32>,
-        dentropy: Option<Vec<f32>>,
-    ) -> Result<(), ModelError>;
-    /// Both passes where `dlogprob` is known before; the logprobs of rows whose gradient is 0 say nothing.
-    fn forward_backward(
-        &mut self,
-        decoder: &Decoder,
-        batch: &Packed,
-        rows: &Rows,
-        dlogprob: Vec<f32>,
-    ) -> Result<Vec<f32>, ModelError> {
-        let (logprobs, _) = self.forward(decoder, batch, rows)?;
-        self.backward(decoder, rows, dlogprob, None)?;
-        Ok(logprobs)
-    }
-    /// L2 norm over all parameters.
-    fn norm(&self) -> Result<f64, ModelError>;
-    /// Multiplies all gradients.
-    fn scale(&mut self, factor: f32);
-    /// Share of entries that are exactly 0.
-    fn zero_ratio(&self) -> Result<f64, ModelError>;
-    /// Sets all gradients to 0.
-    fn zero(&mut self);
-    /// A copy of every gradient, in the parameters' order.
-    fn gradients(&self, decoder: &Decoder) -> Result<Vec<Vec<f32>>, ModelError>;
-    /// Hands the gradients out and sets them to 0.
-    fn take(&mut self, decoder: &Decoder) -> GradientsParams;
-}
-
 /// A model on a GPU; lists are per row.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) trait GpuPasses: FusedAdamW {
@@ -134,60 +98,6 @@ pub(crate) trait GpuPasses: FusedAdamW {
     fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError>;
     fn wait(&self) -> Result<(), ModelError>;
     fn peak_bytes(&self) -> Option<u64>;
-}
-
-/// A model whose weights are burn's and whose optimiser is the caller's.
-pub struct HostLearner {
-    decoder: Decoder,
-    kernels: Kernels,
-    passes: Box<dyn Passes>,
-}
-
-impl HostLearner {
-    /// The present weights.
-    pub fn decoder(&self) -> &Decoder {
-        &self.decoder
-    }
-
-    /// L2 norm of all gradients, summed in f64 in a fixed order.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn grad_norm(&self) -> Result<f64, ModelError> {
-        self.passes.norm()
-    }
-
-    /// Multiplies all gradients by `factor`.
-    pub fn scale_grads(&mut self, factor: f32) {
-        self.passes.scale(factor);
-    }
-
-    /// Sets all gradients to 0.
-    pub fn zero_grads(&mut self) {
-        self.passes.zero();
-    }
-
-    /// Share of gradient entries that are exactly 0.
-    ///
-    /// # Errors
-    /// The device failed.
-    pub fn zero_grad_ratio(&self) -> Result<f64, ModelError> {
-        self.passes.zero_ratio()
-    }
-
-    /// A copy of every gradient.
-    fn gradients(&self) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.passes.gradients(&self.decoder)
-    }
-
-    /// Lets `step` make the next weights out of the present ones and the gradients, which are 0 afterwards; every
-    /// parameter has one. Snapshots keep the weights they were taken of.
-    pub fn update(&mut self, step: impl FnOnce(Decoder, GradientsParams) -> Decoder) {
-        use burn::module::Module;
-        let grads = self.passes.take(&self.decoder);
-        // burn's optimisers want parameters that are leaves of a graph; ours never are.
-        self.decoder = step(self.decoder.clone().train(), grads).valid();
-    }
 }
 
 /// Who takes the optimiser's steps.
@@ -219,13 +129,27 @@ impl Learner {
     /// # Errors
     /// The fast kernels and a device other than the CPU.
     pub fn new(decoder: Decoder, kernels: Kernels, head_chunk: usize) -> Result<Learner, ModelError> {
-        let head_chunk = head_chunk.max(1);
-        let passes: Box<dyn Passes> = match kernels {
-            Kernels::Fast => Box::new(fast::FastPasses::new(&decoder, head_chunk)?),
-            Kernels::Reference => Box::new(reference::ReferencePasses::new(head_chunk)),
-        };
-        let config = decoder.config().clone();
-        Ok(Learner { config, side: Side::Host(Box::new(HostLearner { decoder, kernels, passes })), last: None })
+        Self::here(Trained::whole(decoder), kernels, head_chunk, 0)
+    }
+
+    /// As [`Learner::new`], to train an adapter and what else the plan names; the rest is frozen and has no gradients. What is
+    /// random follows from `seed`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_lora(
+        decoder: Decoder,
+        kernels: Kernels,
+        head_chunk: usize,
+        (plan, seed): (LoraPlan, u64),
+    ) -> Result<Learner, ModelError> {
+        Self::here(Trained::adapter(decoder, plan, seed), kernels, head_chunk, seed)
+    }
+
+    fn here(model: Trained, kernels: Kernels, head_chunk: usize, seed: u64) -> Result<Learner, ModelError> {
+        let config = model.decoder.config().clone();
+        let host = HostLearner::new(model, kernels, head_chunk, seed)?;
+        Ok(Learner { config, side: Side::Host(Box::new(host)), last: None })
     }
 
     /// Moves a model to a GPU, after a tiny step there was held against the CPU's.
@@ -250,6 +174,32 @@ impl Learner {
         &self.config
     }
 
+    /// Names and shapes of what is trained, in the order of its gradients.
+    pub fn trained(&self) -> Vec<ParameterInfo> {
+        match &self.side {
+            Side::Host(host) => host.model.parameters().into_iter().map(|(info, _)| info).collect(),
+            Side::Gpu(_) => names::parameters(&self.config),
+        }
+    }
+
+    /// Says which step the next passes are of, for what is random in training; passes of no step leave nothing out.
+    pub fn begin(&mut self, step: Option<u64>) {
+        if let Side::Host(host) = &mut self.side {
+            host.step = step;
+        }
+    }
+
+    /// Goes on from what [`Trained::save_adapter`] wrote.
+    ///
+    /// # Errors
+    /// As [`Trained::load_adapter`]; a model without an adapter.
+    pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
+        match &mut self.side {
+            Side::Host(host) => host.model.load_adapter(dir),
+            Side::Gpu(_) => Err(ModelError::Input("there is no adapter on a GPU".into())),
+        }
+    }
+
     /// Logprob and entropy of every token.
     ///
     /// # Errors
@@ -259,7 +209,10 @@ impl Learner {
         check(batch, &self.config)?;
         let rows = Rows::new(batch);
         let (logprobs, entropy) = match &mut self.side {
-            Side::Host(host) => host.passes.forward(&host.decoder, batch, &rows)?,
+            Side::Host(host) => {
+                let dropout = host.dropout(batch);
+                host.passes.forward(&host.model, dropout, batch, &rows)?
+            }
             Side::Gpu(gpu) => gpu.forward(batch, &rows)?,
         };
         let uniform = (self.config.vocab_size as f32).ln();
@@ -287,7 +240,7 @@ impl Learner {
         let dlogprob = rows.to_rows(dlogprob);
         let dentropy = dentropy.map(|d| rows.to_rows(d));
         match &mut self.side {
-            Side::Host(host) => host.passes.backward(&host.decoder, &rows, dlogprob, dentropy),
+            Side::Host(host) => host.passes.backward(&host.model, &rows, dlogprob, dentropy),
             Side::Gpu(gpu) => gpu.backward(&dlogprob, dentropy.as_deref()),
         }
     }
@@ -307,7 +260,10 @@ impl Learner {
         let rows = Rows::new(batch);
         let dlogprob = rows.to_rows(dlogprob);
         let logprobs = match &mut self.side {
-            Side::Host(host) => host.passes.forward_backward(&host.decoder, batch, &rows, dlogprob)?,
+            Side::Host(host) => {
+                let dropout = host.dropout(batch);
+                host.passes.forward_backward(&host.model, dropout, batch, &rows, dlogprob)?
+            }
             Side::Gpu(gpu) => gpu.forward_backward(batch, &rows, &dlogprob)?,
         };
         Ok(rows.to_tokens(&logprobs, 0.0))
@@ -327,7 +283,7 @@ impl Learner {
         }
     }
 
-    /// A copy of every gradient, in the order of [`crate::names::parameters`].
+    /// A copy of every gradient, in the order of [`Learner::trained`].
     ///
     /// # Errors
     /// The device failed.
@@ -353,19 +309,19 @@ impl Learner {
     /// As for [`Decoder::snapshot`]; not enough memory for a copy on a GPU.
     pub fn snapshot(&self) -> Result<Arc<dyn Snapshot>, ModelError> {
         match &self.side {
-            Side::Host(host) => host.decoder.snapshot(host.kernels),
+            Side::Host(host) => host.model.snapshot(host.kernels),
             Side::Gpu(gpu) => gpu.snapshot(),
         }
     }
 
-    /// The present weights as a module: shared with the model, or copied from the GPU.
+    /// The present weights: shared with the model, or copied from the GPU.
     ///
     /// # Errors
     /// The device failed.
-    pub fn decoder(&self) -> Result<Decoder, ModelError> {
+    pub fn weights(&self) -> Result<Trained, ModelError> {
         match &self.side {
-            Side::Host(host) => Ok(host.decoder.clone()),
-            Side::Gpu(gpu) => gpu.decoder(),
+            Side::Host(host) => Ok(host.model.clone()),
+            Side::Gpu(gpu) => gpu.decoder().map(Trained::whole),
         }
     }
 

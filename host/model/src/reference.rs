@@ -8,7 +8,7 @@ mod passes;
 pub(crate) use passes::ReferencePasses;
 
 use crate::sample::{CacheKind, answers, check_ids, check_no_adapter};
-use crate::{Answer, Cache, Decoder, Extend, ModelConfig, ModelError, Snapshot};
+use crate::{Answer, Cache, Extend, ModelConfig, ModelError, Snapshot, Trained};
 use body::{Body, Past};
 use burn::tensor::Tensor;
 use prl_kernels::{Held, Meter};
@@ -56,18 +56,18 @@ impl Kv {
 
 /// Weights to sample from.
 pub(crate) struct ReferenceSnapshot {
-    decoder: Decoder,
+    model: Trained,
 }
 
 impl ReferenceSnapshot {
-    pub(crate) fn new(decoder: &Decoder) -> Self {
-        ReferenceSnapshot { decoder: decoder.clone() }
+    pub(crate) fn new(model: &Trained) -> Self {
+        ReferenceSnapshot { model: model.clone() }
     }
 }
 
 impl Snapshot for ReferenceSnapshot {
     fn config(&self) -> &ModelConfig {
-        self.decoder.config()
+        self.model.decoder.config()
     }
 
     fn new_cache(&self, meter: &Meter) -> Cache {
@@ -98,7 +98,7 @@ impl Snapshot for ReferenceSnapshot {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        let body = Body::new(&self.decoder);
+        let body = Body::new(&self.model, None);
         let hidden = body.forward(&ids, &lens, Some(&mut pasts));
 
         let mut last = Vec::new();
@@ -113,8 +113,8 @@ impl Snapshot for ReferenceSnapshot {
         if last.is_empty() {
             return Ok(Vec::new());
         }
-        let rows = hidden.select(0, Tensor::from_ints(&last[..], &self.decoder.device()));
-        let logits = rows.matmul(self.decoder.head().val().transpose());
+        let rows = hidden.select(0, Tensor::from_ints(&last[..], &self.model.decoder.device()));
+        let logits = rows.matmul(self.model.decoder.head().val().transpose());
         let logits = logits.try_into_vec_as::<f32>().map_err(ModelError::execution)?;
         let rows = batch.iter().map(|item| item.want.logits(item.ids.len()));
         Ok(answers(&logits, self.config().vocab_size, rows))

@@ -1,7 +1,7 @@
 //! What inference sees of a model: [`Snapshot`] to sample from, [`Cache`] for a sequence, and what it may ask for. Owns
 //! these terms; must not know requests or training.
 
-use crate::{Adapter, Decoder, Kernels, ModelConfig, ModelError, fast, reference};
+use crate::{Adapter, Decoder, Kernels, ModelConfig, ModelError, Trained, fast, reference};
 use prl_kernels::Meter;
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub trait Snapshot: Send + Sync {
     /// An empty key/value cache for one sequence of this model, which counts what it takes on `meter`.
     fn new_cache(&self, meter: &Meter) -> Cache;
 
-    /// Whether items may have adapters.
+    /// Whether items may have adapters; not where the weights have one themselves.
     fn takes_adapters(&self) -> bool {
         false
     }
@@ -224,10 +224,7 @@ impl Decoder {
     /// # Errors
     /// The fast kernels and a device other than the CPU.
     pub fn snapshot(&self, kernels: Kernels) -> Result<Arc<dyn Snapshot>, ModelError> {
-        Ok(match kernels {
-            Kernels::Fast => Arc::new(fast::FastSnapshot::new(self)?),
-            Kernels::Reference => Arc::new(reference::ReferenceSnapshot::new(self)),
-        })
+        Trained::whole(self.clone()).snapshot(kernels)
     }
 }
 

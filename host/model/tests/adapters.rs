@@ -1,7 +1,7 @@
 //! Adapters: what they do equals what merged weights do, neighbours do not matter, and folders that are refused.
 
 use half::bf16;
-use prl_kernels::{AdapterLayer, LowRank, Meter};
+use prl_kernels::{AdapterLayer, LowRank, Meter, Projection};
 use prl_model::{Adapter, Answer, Decoder, Device, Extend, Kernels, ModelConfig, SaveOptions, Snapshot, Want};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -42,13 +42,16 @@ fn factors(layer: usize, matrix: usize) -> LowRank {
     LowRank { a: values(RANK * input, seed), b: values(out * RANK, seed + 100), rank: RANK }
 }
 
+/// A layer with these additions alone.
+fn layer(pairs: impl IntoIterator<Item = (Projection, LowRank)>) -> AdapterLayer {
+    let mut layer = AdapterLayer::default();
+    pairs.into_iter().for_each(|(which, pair)| *layer.slot(which) = Some(pair));
+    layer
+}
+
 fn adapter() -> Adapter {
-    let layer = |l: usize| {
-        let mut all = (0..7).map(|m| Some(factors(l, m)));
-        let mut next = || all.next().flatten();
-        AdapterLayer { q: next(), k: next(), v: next(), o: next(), gate: next(), up: next(), down: next() }
-    };
-    Adapter::new((0..2).map(layer).collect())
+    let of = |l: usize| layer(Projection::ALL.into_iter().enumerate().map(|(m, which)| (which, factors(l, m))));
+    Adapter::new((0..2).map(of).collect())
 }
 
 fn logits(snapshot: &dyn Snapshot, sequences: &[(&[u32], Option<&Adapter>)]) -> Vec<Vec<f32>> {
@@ -80,17 +83,17 @@ fn an_adapter_does_what_merged_weights_do_whatever_stands_beside_it() {
     assert!(off <= 2e-5 * size, "{off} of {size}");
     assert!(plain[0].iter().zip(&want[0]).any(|(a, b)| (a - b).abs() > 0.1));
 
-    let other = Adapter::new(vec![AdapterLayer { up: Some(factors(0, 5)), ..AdapterLayer::default() }]);
+    let other = Adapter::new(vec![layer([(Projection::Up, factors(0, 5))])]);
     let all: [(&[u32], _); 4] =
         [(&ids[..3], Some(&other)), (&ids, None), (&ids, Some(&adapter)), (&ids[2..], Some(&other))];
     let together = logits(snapshot.as_ref(), &all);
     assert_eq!((&together[1], &together[2]), (&plain[0], &adapted[0]));
     // One of another model is refused rather than read beyond its end.
     let short = LowRank { a: values(8, 1), b: values(8, 2), rank: 1 };
-    let foreign = Adapter::new(vec![AdapterLayer { q: Some(short), ..AdapterLayer::default() }]);
+    let foreign = Adapter::new(vec![layer([(Projection::Q, short)])]);
     let mut cache = snapshot.new_cache(&Meter::default());
     let item = Extend { cache: &mut cache, ids: &ids, want: Want::Logits, adapter: Some(&foreign) };
-    assert!(snapshot.extend(&mut [item]).unwrap_err().to_string().contains("addition of rank 1 to q"));
+    assert!(snapshot.extend(&mut [item]).unwrap_err().to_string().contains("addition of rank 1 to self_attn.q_proj"));
     assert!(decoder.snapshot(Kernels::Reference).unwrap().takes_adapters() != snapshot.takes_adapters());
 }
 
@@ -161,8 +164,7 @@ fn folders_are_read_as_peft_writes_them_and_what_is_not_supported_is_named() {
     let snapshot = Decoder::init(config(), 1, &Device::Cpu.open().unwrap()).snapshot(Kernels::Fast).unwrap();
     // alpha / r is 2.
     let pair = LowRank { a: values(120, 1), b: values(48, 1).into_iter().map(|x| 2.0 * x).collect(), rank: 3 };
-    let same =
-        Adapter::new(vec![AdapterLayer::default(), AdapterLayer { down: Some(pair), ..AdapterLayer::default() }]);
+    let same = Adapter::new(vec![AdapterLayer::default(), layer([(Projection::Down, pair)])]);
     let of = |adapter: &Adapter| logits(snapshot.as_ref(), &[(&[1, 2, 3], Some(adapter))]);
     assert_eq!(of(&adapter), of(&same));
     assert_ne!(adapter.id(), load().unwrap().id());
@@ -179,7 +181,7 @@ fn folders_are_read_as_peft_writes_them_and_what_is_not_supported_is_named() {
     settings("");
     for (names, words) in [
         (&[("1.mlp.down_proj.lora_A", [3, 16])][..], "has shape [3, 16] and must have [3, 40]"),
-        (&[("1.mlp.down_proj.lora_A", [3, 40])], "one factor of down_proj only"),
+        (&[("1.mlp.down_proj.lora_A", [3, 40])], "one factor of mlp.down_proj only"),
         (&[("2.mlp.down_proj.lora_A", [3, 40])], "belongs to no matrix"),
         (&[("0.mlp.other.lora_A", [3, 40])], "belongs to no matrix"),
     ] {

@@ -58,9 +58,10 @@ fn train(decoder: Decoder, kernels: Kernels, expected: &Expected, chunk: usize) 
     learner.backward(&dlogprob, Some(&dentropy)).unwrap();
     let copied = learner.gradients().unwrap();
     let mut all = Vec::new();
-    host(&mut learner).update(|decoder, grads| {
-        all = decoder.infos().iter().map(|info| gradient(&decoder, &grads, &info.name)).collect();
-        decoder
+    host(&mut learner).update(|model, grads| {
+        let decoder = &model.decoder;
+        all = decoder.infos().iter().map(|info| gradient(decoder, &grads, &info.name)).collect();
+        model
     });
     assert_eq!(copied, all);
     (stats.logprobs, stats.entropy, all)

@@ -46,6 +46,8 @@ fn fetches_what_is_needed_once_and_then_works_offline_and_without_the_hub() {
     let dir = resolve("some-one/tiny.1", &online).unwrap();
     Decoder::load_hf(&dir, &cpu()).unwrap();
     assert!(dir.starts_with(cache.path().join("hub/models--some-one--tiny.1/snapshots").join(COMMIT)));
+    assert_eq!(prl_model::name_of(&dir), "some-one/tiny.1");
+    assert_eq!(prl_model::name_of(cache.path()), cache.path().display().to_string());
     let mut downloads = hub.downloads();
     downloads.sort();
     assert_eq!(downloads, ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]);

@@ -82,6 +82,8 @@ impl SftTrainer {
             return Ok(None);
         }
         let loaded = started.elapsed().as_secs_f64();
+        let step = self.progress.step + 1;
+        self.learner.begin(Some(step));
         let Passes { loss, left_out } = match self.passes(&rows) {
             Ok(passes) => passes,
             Err(e) => {
@@ -93,7 +95,6 @@ impl SftTrainer {
         self.learner.wait()?;
         let forward_backward = started.elapsed().as_secs_f64() - loaded;
 
-        let step = self.progress.step + 1;
         let lr = self.schedule.lr(step, self.progress.schedule_from);
         let mut metrics = StepMetrics::new();
         let mut update = Update::NotFinite;
@@ -210,6 +211,7 @@ impl SftTrainer {
     pub fn validate(&mut self, source: &mut dyn Documents) -> Result<StepMetrics, TrainerError> {
         let mut packer = Packer::default();
         let (mut nll, mut targets) = (0.0, 0usize);
+        self.learner.begin(None);
         while let Some(row) = packer.row(source, self.parts.seq_len)? {
             targets += row.iter().map(|d| d.document.targets()).sum::<usize>();
             nll += micro_step(&mut self.learner, &[row], None)?;

@@ -131,6 +131,7 @@ impl Trainer {
             return Err(TrainerError::OutOfTurn { got: batch.step, want: step });
         }
         let (members, counts) = self.members(batch);
+        self.learner.begin(Some(step));
         self.custom.iter_mut().for_each(Custom::begin);
         let lens: Vec<usize> = members.iter().map(|m| m.item.sample.len()).collect();
         let mut seen: Vec<Option<Seen>> = members.iter().map(|_| None).collect();

@@ -178,7 +178,7 @@ fn gradients_by_entropy_reach_the_weights() {
         let mut trainer = custom(learner, Box::new(|batch| Ok(entropy_bonus(batch))), 48);
         (1..=3).map(|step| trainer.train_step(&batch(step, advantages)).unwrap().metrics).collect::<Vec<_>>()
     };
-    let reference = Learner::new(learner(2).decoder().unwrap(), Kernels::Reference, 7).unwrap();
+    let reference = Learner::new(learner(2).weights().unwrap().decoder, Kernels::Reference, 7).unwrap();
     let (fast, reference) = (run(learner(2)), run(reference));
     for (step, (a, b)) in fast.iter().zip(&reference).enumerate() {
         for name in ["loss/mean", "optim/grad_norm", "entropy/all/mean"] {

@@ -73,7 +73,7 @@ fn ten_steps_are_five_and_five() {
         let dir = tempfile::tempdir().unwrap();
         first.state().unwrap().write(dir.path()).unwrap();
         assert_eq!(tensors(dir.path()), remembered, "{optim:?}");
-        let mut second = resumed(&optim, with_weights(first.learner().decoder().unwrap()));
+        let mut second = resumed(&optim, with_weights(first.learner().weights().unwrap().decoder));
         second.load_state(dir.path(), Skip::default()).unwrap();
         losses.extend(steps(&mut second, 5));
         assert_eq!(losses, all_losses, "{optim:?}");
@@ -144,4 +144,73 @@ fn adamws_file_has_one_unnamed_count() {
         let metadata = header.metadata().clone().unwrap();
         assert_eq!(metadata.into_iter().collect::<Vec<_>>(), [(key, "3".to_string())]);
     }
+}
+
+fn with_adapter(dropout: f64) -> prl_model::Learner {
+    let decoder = learner(2).weights().unwrap().decoder;
+    let options = prl_model::LoraOptions {
+        rank: 3,
+        alpha: 6.0,
+        dropout,
+        target_modules: vec!["self_attn".into(), "down_proj".into()],
+        modules_to_save: vec!["embed_tokens".into(), "norm".into()],
+    };
+    let plan = prl_model::LoraPlan::new(options, decoder.config()).unwrap();
+    prl_model::Learner::with_lora(decoder, prl_model::Kernels::Fast, 7, (plan, 3)).unwrap()
+}
+
+/// What is trained, bit by bit.
+fn trained(learner: &prl_model::Learner) -> Vec<u32> {
+    let model = learner.weights().unwrap();
+    model.parameters().iter().flat_map(|(_, p)| p.to_vec().unwrap()).map(f32::to_bits).collect()
+}
+
+#[test]
+fn every_optimiser_trains_an_adapter_and_goes_on_bit_for_bit() {
+    // Per layer 5 matrices of 2 factors; embedding and last norm.
+    let parameters = 2 * 5 * 2 + 2;
+    let tensors_of = [2 * parameters, parameters, parameters, 0, 20 + 2 * 2, 0];
+    for ((optim, _), want) in all().into_iter().zip(tensors_of) {
+        let name = format!("{optim:?}");
+        let mut first = resumed(&optim, with_adapter(0.2));
+        let frozen = first.learner().weights().unwrap().frozen_checksum().unwrap();
+        let before = steps(&mut first, 3);
+        let dir = tempfile::tempdir().unwrap();
+        first.state().unwrap().write(dir.path()).unwrap();
+        first.learner().weights().unwrap().save_adapter(dir.path(), "base").unwrap();
+        assert_eq!(tensors(dir.path()), want, "{name}");
+        let mut learner = with_adapter(0.2);
+        learner.load_adapter(dir.path()).unwrap();
+        let mut second = resumed(&optim, learner);
+        second.load_state(dir.path(), Skip::default()).unwrap();
+        assert_eq!(steps(&mut first, 3), steps(&mut second, 3), "{name}");
+        assert!(trained(first.learner()) == trained(second.learner()), "{name}");
+        let after = first.learner().weights().unwrap();
+        assert_eq!(after.frozen_checksum().unwrap(), frozen, "{name}: something that is frozen has changed");
+        assert!(steps(&mut first, 12).last().unwrap() < &before[0], "{name}: nothing is learned");
+        // The optimiser's file of a whole model is none of an adapter.
+        let error = trainer(&optim).load_state(dir.path(), Skip::default());
+        assert_eq!(error.is_err(), want > 0, "{name}");
+    }
+}
+
+#[test]
+fn packing_changes_no_mask() {
+    let losses = |micro| {
+        let parts = SftParts {
+            optim: adamw(1e-2),
+            scheduler: constant(),
+            max_steps: None,
+            seq_len: 24,
+            batch_size: 4,
+            micro_batch_size: micro,
+            peak_flops: None,
+        };
+        let mut trainer = SftTrainer::new(with_adapter(0.4), parts, Box::new(documents())).unwrap();
+        // Before the first step nothing is added yet.
+        steps(&mut trainer, 2)[1]
+    };
+    let (one, four) = (losses(1), losses(4));
+    assert!((one - four).abs() < 1e-6 * one, "{one} and {four}");
+    assert!((one - steps(&mut resumed(&adamw(1e-2), with_adapter(0.0)), 2)[1]).abs() > 1e-5 * one);
 }

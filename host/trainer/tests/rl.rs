@@ -129,7 +129,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
     }
     let dir = tempfile::tempdir().unwrap();
     first.state().unwrap().write(dir.path()).unwrap();
-    let mut second = Trainer::new(with_weights(first.learner().decoder().unwrap()), parts).unwrap();
+    let mut second = Trainer::new(with_weights(first.learner().weights().unwrap().decoder), parts).unwrap();
     drop(first);
     second.load_state(dir.path(), Skip::default()).unwrap();
     assert_eq!(second.progress(), whole.progress());
@@ -259,7 +259,7 @@ fn packing_does_not_change_the_loss() {
 
 #[test]
 fn plain_burn_operations_train_the_same_way() {
-    let reference = Learner::new(learner(2).decoder().unwrap(), Kernels::Reference, 7).unwrap();
+    let reference = Learner::new(learner(2).weights().unwrap().decoder, Kernels::Reference, 7).unwrap();
     let (mut fast, mut reference) = (trainer(parts()), Trainer::new(reference, parts()).unwrap());
     for step in 1..=2 {
         let (x, y) = (fast.train_step(&batch(step)).unwrap(), reference.train_step(&batch(step)).unwrap());

@@ -201,7 +201,7 @@ fn a_resumed_run_goes_on_bit_for_bit() {
     }
     let dir = tempfile::tempdir().unwrap();
     first.state().unwrap().write(dir.path()).unwrap();
-    let weights = with_weights(first.learner().decoder().unwrap());
+    let weights = with_weights(first.learner().weights().unwrap().decoder);
     let mut second = SftTrainer::new(weights, parts(), Box::new(source())).unwrap();
     second.load_state(dir.path(), Skip::default()).unwrap();
     for _ in 0..3 {
@@ -236,7 +236,7 @@ fn a_mixture_says_what_it_is_made_of_and_goes_on_over_the_end_of_an_epoch() {
     }
     let dir = tempfile::tempdir().unwrap();
     whole.state().unwrap().write(dir.path()).unwrap();
-    let weights = with_weights(whole.learner().decoder().unwrap());
+    let weights = with_weights(whole.learner().weights().unwrap().decoder);
     let mut second = SftTrainer::new(weights, parts(), Box::new(source())).unwrap();
     second.load_state(dir.path(), Skip::default()).unwrap();
     for _ in 0..4 {

@@ -1,12 +1,13 @@
 //! Inference servers as the orchestrator's policy. Owns how weights get there, by a folder that both sides reach, and which
 //! server is asked; what they are asked is `remote`'s.
 
-use crate::checkpoint::write_weights;
+use crate::checkpoint::{write_adapter, write_weights};
 use crate::environments::seconds;
 use crate::failure::Failure;
 use crate::ports::policy::Scores;
 use crate::remote::Client;
 use crate::remote::model::{RemoteModel, key_of};
+use crate::remote::tokens::Version;
 use futures::FutureExt;
 use futures::future::{BoxFuture, try_join_all};
 use prl_config::PolicyClient;
@@ -32,6 +33,8 @@ const REMINDER: Duration = Duration::from_secs(30);
 pub struct Servers {
     client: Client,
     servers: Vec<(RemoteModel, RemoteModel)>,
+    /// Whether weights are those of an adapter beside the model that servers have.
+    adapter: bool,
     next: AtomicUsize,
     version: AtomicU64,
     /// By server: how many updates it told of the last time.
@@ -41,8 +44,9 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Waits for them. `name` is the policy's; a server that has one model only may call it as it likes.
-    pub async fn connect(config: &PolicyClient, name: &str) -> Result<Self, Failure> {
+    /// Waits for them. `name` is the policy's; a server that has one model only may call it as it likes. Under the name `adapter`
+    /// they will get an adapter to it.
+    pub async fn connect(config: &PolicyClient, name: &str, adapter: Option<String>) -> Result<Self, Failure> {
         let api_key = key_of(&config.api_key_var);
         let admin_key = config.admin_api_key_var.as_deref().map_or_else(|| api_key.clone(), key_of);
         let (client, mut context, mut servers) = (Client::new(), usize::MAX, Vec::new());
@@ -54,7 +58,9 @@ impl Servers {
             let models = server.wait(&client, Duration::from_secs(config.wait_for_ready_timeout), KEY).await;
             let models = models.map_err(|e| Failure::input(format_args!("`{KEY}`: {e}")))?;
             let named = models.iter().find(|model| model["id"].as_str() == Some(name));
-            let only = (models.len() == 1).then(|| &models[0]);
+            // Adapters stand beside the model that they are for.
+            let mut own = models.iter().filter(|model| model["parent"].is_null());
+            let only = own.next().filter(|_| own.next().is_none());
             let Some(model) = named.or(only) else {
                 let names: Vec<&str> = models.iter().filter_map(|model| model["id"].as_str()).collect();
                 let url = &server.base_url;
@@ -65,11 +71,12 @@ impl Servers {
             context = context.min(model["max_model_len"].as_u64().map_or(usize::MAX, |len| len as usize));
             let (base_url, api_key, timeout) = (admin_url.clone(), admin_key.clone(), UPDATE_TIMEOUT);
             let admin = RemoteModel { base_url, api_key, timeout, max_retries: 1, ..server.clone() };
+            server.model = adapter.clone().unwrap_or(server.model);
             servers.push((server, admin));
         }
         let (next, version) = (AtomicUsize::new(0), AtomicU64::new(0));
         let updates = Mutex::new(vec![None; servers.len()]);
-        Ok(Servers { client, servers, next, version, updates, context })
+        Ok(Servers { client, servers, adapter: adapter.is_some(), next, version, updates, context })
     }
 
     /// Sends weights that the policy is like, to see that servers take them before anything depends on it.
@@ -81,8 +88,19 @@ impl Servers {
 
     /// Sends `weights` to all servers.
     async fn update(&self, version: PolicyVersion, weights: &Path) -> Result<(), String> {
-        let body = json!({ "weight_dir": weights, "version": version.0 });
-        let sent = self.servers.iter().map(|(_, admin)| admin.post(&self.client, "/update_weights", &body));
+        let one = |(server, admin): &(RemoteModel, RemoteModel)| {
+            let (door, body) = match self.adapter {
+                // What samples with the one of that name before goes on with it.
+                true => {
+                    let body = json!({ "lora_name": server.model, "lora_path": weights, "load_inplace": true });
+                    ("/load_lora_adapter", body)
+                }
+                false => ("/update_weights", json!({ "weight_dir": weights, "version": version.0 })),
+            };
+            let admin = admin.clone();
+            async move { admin.post(&self.client, door, &body).await }
+        };
+        let sent = self.servers.iter().map(one);
         let mut sent = std::pin::pin!(try_join_all(sent));
         let answers = loop {
             tokio::select! {
@@ -114,13 +132,18 @@ impl Servers {
         self.context - 1
     }
 
+    /// Whether they get an adapter.
+    pub fn adapter(&self) -> bool {
+        self.adapter
+    }
+
     fn server(&self) -> &RemoteModel {
         &self.servers[self.next.fetch_add(1, Ordering::Relaxed) % self.servers.len()].0
     }
 
     async fn sample(&self, request: SampleRequest) -> Result<Sampled, ServiceError> {
         let version = PolicyVersion(self.version.load(Ordering::Relaxed));
-        let sampling = &request.sampling;
+        let (sampling, salt) = (&request.sampling, version.0.to_string());
         let mut params = json!({
             "temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p,
             "max_tokens": request.max_tokens, "stop": sampling.stop, "stop_token_ids": &*request.stop_token_ids,
@@ -130,7 +153,9 @@ impl Servers {
         if let Some(top_k) = sampling.top_k {
             params["top_k"] = json!(top_k);
         }
-        self.server().sample(&self.client, &request.prompt, params, &version.0.to_string(), version).await
+        // Of adapters a server does not know the version.
+        let version = if self.adapter { Version::Is(version) } else { Version::UnlessTold(version) };
+        self.server().sample(&self.client, &request.prompt, params, &salt, version).await
     }
 }
 
@@ -166,13 +191,18 @@ pub struct Broadcast {
     pub companions: PathBuf,
     /// Folders that are kept: of every version that servers may still be told to read.
     pub kept: usize,
+    /// Whether it is the adapter's weights alone.
+    pub adapter: bool,
 }
 
 impl Broadcast {
     /// Writes the weights of `version`, and drops old ones.
     pub fn write(&self, version: PolicyVersion, learner: &Learner) -> Result<(), String> {
-        let decoder = learner.decoder().map_err(|e| e.to_string())?;
+        let model = learner.weights().map_err(|e| e.to_string())?;
         let keep = Keep { last: Some(self.kept), interval: None };
-        write_weights(&self.folder, version.0, &decoder, &self.companions, keep)
+        match self.adapter {
+            true => write_adapter(&self.folder, (version.0, &model), &self.companions, keep),
+            false => write_weights(&self.folder, (version.0, &model), (&self.companions, false), keep),
+        }
     }
 }

@@ -130,7 +130,7 @@ impl Inner {
         if let Some(saves) = &self.saves {
             if saves.plan.is_due(batch.step) && !self.given_up.load(Ordering::SeqCst) {
                 let started = Instant::now();
-                let part = Saved::new(batch.step, trainer.learner().decoder(), trainer.state());
+                let part = Saved::new(batch.step, trainer.learner().weights(), trainer.state());
                 if self.given_up.load(Ordering::SeqCst) {
                     return Err("nobody waits for the step any more".into());
                 }

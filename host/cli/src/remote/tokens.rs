@@ -10,9 +10,17 @@ use serde_json::{Value, json};
 /// Where ids go in and come out, at the server's root.
 const GENERATE: &str = "/inference/v1/generate";
 
+/// Which version of the policy tokens are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// What the server tells, or else this one.
+    UnlessTold(PolicyVersion),
+    /// This one, whatever the server counts.
+    Is(PolicyVersion),
+}
+
 impl RemoteModel {
-    /// Continues `ids`. `params` are the sampling parameters; `salt` says with whom keys and values may be shared. Versions
-    /// that the server does not tell are taken to be `version`.
+    /// Continues `ids`. `params` are the sampling parameters; `salt` says with whom keys and values may be shared.
     ///
     /// # Errors
     /// As [`RemoteModel::post`], and for an answer without ids or log-probabilities.
@@ -22,7 +30,7 @@ impl RemoteModel {
         ids: &[TokenId],
         params: Value,
         salt: &str,
-        version: PolicyVersion,
+        version: Version,
     ) -> Result<Sampled, ServiceError> {
         let body = json!({ "model": self.model, "token_ids": ids, "sampling_params": params, "cache_salt": salt });
         let answer = self.post(client, GENERATE, &body).await?;
@@ -58,13 +66,17 @@ impl RemoteModel {
     }
 }
 
-fn sampled(choice: &Value, version: PolicyVersion) -> Result<Sampled, String> {
+fn sampled(choice: &Value, version: Version) -> Result<Sampled, String> {
     let ids: Vec<TokenId> =
         serde_json::from_value(choice["token_ids"].clone()).map_err(|e| format!("`token_ids`: {e}"))?;
     let told = choice["logprobs"]["content"].as_array().ok_or("the answer has no `logprobs`")?;
     let logprobs = told.iter().map(|token| token["logprob"].as_f64().map(|logprob| logprob as f32));
     let logprobs = logprobs.collect::<Option<Vec<f32>>>().ok_or("a token has no log-probability")?;
-    let versions = choice["policy_versions"].as_array().into_iter().flatten();
+    let (version, told) = match version {
+        Version::UnlessTold(version) => (version, choice["policy_versions"].as_array()),
+        Version::Is(version) => (version, None),
+    };
+    let versions = told.into_iter().flatten();
     let versions = versions.filter_map(|run| run["version"].as_u64().map(PolicyVersion));
     let versions = versions.fold(None, |all: Option<(PolicyVersion, PolicyVersion)>, v| {
         Some(all.map_or((v, v), |(least, most)| (least.min(v), most.max(v))))
@@ -109,11 +121,12 @@ mod tests {
         let with = |key: &str, value: Value| {
             let mut changed = whole.clone();
             changed[key] = value;
-            sampled(&changed, v(9))
+            sampled(&changed, Version::UnlessTold(v(9)))
         };
         let want = |versions, finish| Sampled::from_engine(vec![5, 2], vec![-0.5, -1.0], versions, finish).unwrap();
         assert_eq!(with("x", json!(1)).unwrap(), want((v(3), v(4)), FinishReason::StopToken(2)));
         assert_eq!(with("policy_versions", Value::Null).unwrap().versions(), Some((v(9), v(9))));
+        assert_eq!(sampled(&whole, Version::Is(v(9))).unwrap().versions(), Some((v(9), v(9))));
         assert_eq!(with("finish_reason", json!("length")).unwrap().finish(), &FinishReason::Length);
         assert_eq!(with("stop_reason", json!("end")).unwrap().finish(), &FinishReason::StopString("end".into()));
         for (key, value, words) in [

@@ -50,7 +50,7 @@ impl Sampler {
                 // The newest version may be so many ahead of the one that is read; one more may be under way.
                 let kept = usize::try_from(max_async_level).unwrap_or(usize::MAX).saturating_add(2);
                 let companions = companions.to_path_buf();
-                let broadcast = Broadcast { folder: run.broadcasts(), companions, kept };
+                let broadcast = Broadcast { folder: run.broadcasts(), companions, kept, adapter: servers.adapter() };
                 let handover = Handover::Folder(broadcast);
                 handover.publish(version, learner).map_err(running("the first weights for the servers"))?;
                 let policy = ServedPolicy { servers: servers.clone(), broadcasts };

@@ -16,6 +16,7 @@ mod eval;
 mod inference;
 mod inspect;
 mod libraries;
+mod lora;
 mod measure;
 mod outside;
 mod plugin;

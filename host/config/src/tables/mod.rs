@@ -21,7 +21,7 @@ pub use environment::{
 pub use inference::{InferenceConfig, InferenceModel, InferenceRun, ServedModel, Server};
 pub use orchestrator::{
     Algo, AlgoSampling, EvalConfig, Filter, GibberishFilter, OrchestratorCkpt, OrchestratorConfig, OrchestratorLog,
-    OrchestratorModel, ReasoningParser, Renderer, RendererName, RepetitionFilter, ToolParser, TrainConfig,
+    OrchestratorModel, ReasoningParser, Renderer, RendererName, RepetitionFilter, SampledLora, ToolParser, TrainConfig,
     ZeroAdvantageFilter,
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
@@ -31,6 +31,6 @@ pub use sft::{
 };
 pub use trainer::{
     AcMode, AcTarget, ActivationCheckpoint, AdamW, Bench, ConstantScheduler, CosineScheduler, CustomLoss, DebugModel,
-    DefaultLoss, FakeBatches, IpoLoss, LinearScheduler, Loss, Muon, Optim, Scheduler, Sgd, SignSgd, TrainerCkpt,
-    TrainerConfig, TrainerData, TrainerModel, TrainerRun,
+    DefaultLoss, FakeBatches, IpoLoss, LinearScheduler, Lora, Loss, Muon, Optim, Scheduler, Sgd, SignSgd, TrainerCkpt,
+    TrainerConfig, TrainerData, TrainerModel, TrainerRun, WeightCkpt,
 };

@@ -75,14 +75,28 @@ impl Field for Algo {
 }
 
 section! {
+    /// The adapter that the trainer trains, on servers.
+    pub struct SampledLora {
+        /// What servers call it; by default `r<rank>-a<alpha>`.
+        name: Option<String> = None;
+        /// As the trainer's.
+        rank: Option<usize> = None => [Min(1.0)];
+        /// As the trainer's.
+        alpha: Option<f64> = None => [Above(0.0)];
+    }
+}
+
+section! {
     /// The sampled model.
     pub struct OrchestratorModel {
         /// Folder in Hugging Face's layout, or hub id.
         name: String = DEFAULT_MODEL.to_string() => [Path];
         /// Servers to sample it on; none means in this process.
         client: Option<PolicyClient> = None;
+        /// The adapter, where one is trained.
+        lora: Option<SampledLora> = None;
     }
-    unsupported ["trust_remote_code", "vlm", "lora"]
+    unsupported ["trust_remote_code", "vlm"]
 }
 
 choice! {

@@ -53,6 +53,23 @@ section! {
 }
 
 section! {
+    /// A low-rank adapter: what is added to matrices of the model is trained, the model is not; on the CPU.
+    pub struct Lora {
+        /// Columns of an addition's factor B.
+        rank: usize = 16 => [Min(1.0)];
+        /// Additions are times `alpha / rank`.
+        alpha: f64 = 32.0 => [Above(0.0)];
+        /// Share of what additions see that training leaves out.
+        dropout: f64 = 0.0 => [Min(0.0)];
+        /// Modules with an addition: parts of their paths, or regular expressions that are found in them.
+        target_modules: Vec<String> =
+            ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"].map(String::from).to_vec();
+        /// Modules that are trained whole, named the same way.
+        modules_to_save: Vec<String> = Vec::new();
+    }
+}
+
+section! {
     /// The trained model.
     pub struct TrainerModel {
         /// Folder in Hugging Face's layout, or hub id.
@@ -63,6 +80,8 @@ section! {
         fused_lm_head_token_chunk_size: usize = 1024 => [Min(1.0), Max(1_048_576.0)];
         /// Recomputation of activations on the GPU; none without this section.
         ac: Option<ActivationCheckpoint> = None;
+        /// Train an adapter; without this section the whole model.
+        lora: Option<Lora> = None;
         /// For tests and debugging.
         debug: DebugModel = DebugModel::default();
     }
@@ -70,7 +89,7 @@ section! {
         "trust_remote_code", "vlm", "conversion_dir", "attn", "compile", "ac_offloading", "fsdp_cpu_offload",
         "optim_cpu_offload", "reshard_after_forward", "dp_replicate", "ep", "ep_comm_backend", "deepep_num_sms",
         "deepep_token_chunk_size", "cp", "cp_style", "impl", "optimization_dtype", "reduce_dtype", "moe_router_dtype",
-        "moe_use_grouped_mm", "quantization", "index_cache", "freeze_moe_router", "lora", "full_offload",
+        "moe_use_grouped_mm", "quantization", "index_cache", "freeze_moe_router", "full_offload",
         "moe_fused_kernel",
     ]
 }
@@ -263,6 +282,15 @@ union! {
 }
 
 section! {
+    /// Weights for use elsewhere.
+    pub struct WeightCkpt {
+        /// Put a trained adapter beside the weights that it is merged into, in PEFT's layout.
+        save_adapter_separately: bool = false;
+    }
+    unsupported ["save_sharded", "save_format"]
+}
+
+section! {
     /// Checkpoints of the trainer.
     pub struct TrainerCkpt {
         /// Folder of the checkpoints; by default that of the run.
@@ -287,10 +315,10 @@ section! {
         keep_interval: Option<u64> = None => [Min(1.0)];
         /// Save weights without the state needed to resume.
         weights_only: bool = false;
+        /// What is in the folders of weights.
+        weights: WeightCkpt = WeightCkpt::default();
     }
-    unsupported [
-        "weights", "skip_gather_master_weights",
-    ]
+    unsupported ["skip_gather_master_weights"]
 }
 
 /// The keys of `[trainer]` in `prl rl` and of the root of `prl trainer`, after those of their own.

@@ -15,8 +15,12 @@ pub(crate) use trainer::trainer;
 use crate::loaded::Validator;
 use crate::tables::{AcMode, Kernels, Optim, Renderer, RendererName, Scheduler, TrainerModel};
 
-/// Selective recomputation must recompute something. `prefix` is `trainer.` or empty.
+/// Selective recomputation must recompute something, and an adapter see something. `prefix` is `trainer.` or empty.
 fn model(model: &TrainerModel, prefix: &str, v: &mut Validator<'_>) {
+    if let Some(lora) = model.lora.as_ref().filter(|lora| lora.dropout >= 1.0) {
+        let key = format!("{prefix}model.lora.dropout");
+        v.fail(&[&key], format!("`{key}` ({}) must be below 1, or an addition would see nothing", lora.dropout));
+    }
     let Some(ac) = &model.ac else { return };
     if ac.mode == AcMode::Selective && ac.targets.is_empty() {
         let (key, mode) = (format!("{prefix}model.ac.targets"), format!("{prefix}model.ac.mode"));
@@ -89,6 +93,14 @@ fn clean_or_resume(clean: bool, resume: Option<i64>, key: &str, v: &mut Validato
     if clean && resume.is_some() {
         let message = format!("`clean_output_dir` would delete the checkpoint that `{key}` resumes from: set only one");
         v.fail(&["clean_output_dir", key], message);
+    }
+}
+
+/// Only where there is an adapter can it be put aside. `prefix` is `trainer.` or empty.
+fn adapter(model: &TrainerModel, ckpt: Option<&crate::TrainerCkpt>, prefix: &str, v: &mut Validator<'_>) {
+    if model.lora.is_none() && ckpt.is_some_and(|ckpt| ckpt.weights.save_adapter_separately) {
+        let (key, lora) = (format!("{prefix}ckpt.weights.save_adapter_separately"), format!("{prefix}model.lora"));
+        v.fail(&[&key], format!("`{key}` needs `[{lora}]`: without it no adapter is trained"));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rules of `prl rl`.
 
-use super::{clean_or_resume, exact, fresh, model, optim, renderer, scheduler};
+use super::{adapter, clean_or_resume, exact, fresh, model, optim, renderer, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
 use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
@@ -27,6 +27,8 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     filters("orchestrator.pre_batch_filters", &orchestrator.pre_batch_filters, v);
     filters("orchestrator.post_batch_filters", &orchestrator.post_batch_filters, v);
     model(&config.trainer.model, "trainer.", v);
+    adapter(&config.trainer.model, config.trainer.ckpt.as_ref(), "trainer.", v);
+    adapters(config, v);
     optim(&config.trainer.optim, "trainer.", v);
     scheduler(&config.trainer.scheduler, config.trainer.max_steps, "trainer.", v);
     let resume = config.trainer.ckpt.as_ref().and_then(|c| c.resume_step);
@@ -35,6 +37,27 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     if orchestrator.num_train_workers > 1 {
         let message = "`orchestrator.num_train_workers` must be 1: several trainer ranks are not supported yet";
         v.fail(&["orchestrator.num_train_workers"], message);
+    }
+}
+
+/// What samples an adapter must know the one that is trained.
+fn adapters(config: &RlConfig, v: &mut Validator<'_>) {
+    let orchestrator = &config.orchestrator;
+    let lora = config.trainer.model.lora.as_ref();
+    if let Some(sampled) = &orchestrator.model.lora {
+        let key = "orchestrator.model.lora";
+        let Some(trained) = lora else {
+            return v.fail(&[key], format!("`{key}` needs `[trainer.model.lora]`: without it no adapter is trained"));
+        };
+        let rank = sampled.rank.unwrap_or(trained.rank);
+        equal(("trainer.model.lora.rank", trained.rank), ("orchestrator.model.lora.rank", rank), v);
+        let alpha = sampled.alpha.unwrap_or(trained.alpha);
+        equal(("trainer.model.lora.alpha", trained.alpha), ("orchestrator.model.lora.alpha", alpha), v);
+    }
+    if orchestrator.model.client.is_some() && lora.is_some_and(|lora| !lora.modules_to_save.is_empty()) {
+        let (key, client) = ("trainer.model.lora.modules_to_save", "orchestrator.model.client");
+        let message = format!("`{key}` is not supported with `{client}`: servers take an adapter's factors alone");
+        v.fail(&[key, client], message);
     }
 }
 

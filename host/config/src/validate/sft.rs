@@ -1,6 +1,6 @@
 //! Rules of `prl sft`.
 
-use super::{clean_or_resume, fresh, model, optim, renderer, scheduler};
+use super::{adapter, clean_or_resume, fresh, model, optim, renderer, scheduler};
 use crate::loaded::Validator;
 use crate::tables::{FileData, SftConfig, SftData};
 
@@ -17,6 +17,7 @@ pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
     }
     renderer(&config.renderer, "renderer", v);
     model(&config.model, "", v);
+    adapter(&config.model, config.ckpt.as_ref(), "", v);
     optim(&config.optim, "", v);
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);

@@ -1,6 +1,6 @@
 //! Rules of `prl trainer`.
 
-use super::{clean_or_resume, fresh, model, optim, scheduler};
+use super::{adapter, clean_or_resume, fresh, model, optim, scheduler};
 use crate::loaded::Validator;
 use crate::tables::TrainerRun;
 
@@ -18,6 +18,7 @@ pub(crate) fn trainer(config: &TrainerRun, v: &mut Validator<'_>) {
         v.fail(&["model.seq_len"], message);
     }
     model(&config.model, "", v);
+    adapter(&config.model, config.ckpt.as_ref(), "", v);
     optim(&config.optim, "", v);
     scheduler(&config.scheduler, config.max_steps, "", v);
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);

@@ -68,6 +68,16 @@ impl Decoder {
     /// # Errors
     /// Names the file that could not be written or copied.
     pub fn save_hf(&self, dir: &Path, options: &SaveOptions) -> Result<(), ModelError> {
+        self.save_with(dir, options, |_, _| ())
+    }
+
+    /// As [`Decoder::save_hf`], with `change` applied to every parameter's name and values on the way.
+    pub(crate) fn save_with(
+        &self,
+        dir: &Path,
+        options: &SaveOptions,
+        change: impl Fn(&str, &mut [f32]),
+    ) -> Result<(), ModelError> {
         let shards = self.shards(options);
         let mut weight_map = Map::new();
         for (i, shard) in shards.iter().enumerate() {
@@ -75,7 +85,7 @@ impl Decoder {
                 1 => SINGLE_FILE.to_string(),
                 n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
             };
-            for name in self.write_shard(&dir.join(&file), shard, options.precision)? {
+            for name in self.write_shard(&dir.join(&file), shard, options.precision, &change)? {
                 weight_map.insert(name, Value::String(file.clone()));
             }
         }
@@ -109,26 +119,40 @@ impl Decoder {
         shards
     }
 
-    fn write_shard(&self, path: &Path, shard: &[usize], precision: Precision) -> Result<Vec<String>, ModelError> {
+    fn write_shard(
+        &self,
+        path: &Path,
+        shard: &[usize],
+        precision: Precision,
+        change: &impl Fn(&str, &mut [f32]),
+    ) -> Result<Vec<String>, ModelError> {
         let (infos, parameters) = (self.infos(), self.parameters());
         let mut tensors = Vec::with_capacity(shard.len());
         for i in shard {
-            let values = parameters[*i].to_vec()?;
+            let mut values = parameters[*i].to_vec()?;
+            change(&infos[*i].name, &mut values);
             tensors.push((infos[*i].name.clone(), Saved { values, shape: infos[*i].shape.clone(), precision }));
         }
-        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| match e {
-            safetensors::SafeTensorError::IoError(source) => ModelError::io("write", path)(source),
-            other => ModelError::weights(path, format!("cannot be written ({other})")),
-        })?;
+        write_tensors(path, tensors)?;
         Ok(shard.iter().map(|i| infos[*i].name.clone()).collect())
     }
 }
 
-struct Saved {
-    values: Vec<f32>,
-    shape: Vec<usize>,
-    precision: Precision,
+/// Writes a safetensors file as torch's users expect it.
+pub(crate) fn write_tensors(path: &Path, tensors: Vec<(String, Saved)>) -> Result<(), ModelError> {
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    safetensors::serialize_to_file(tensors, Some(metadata), path).map_err(|e| match e {
+        safetensors::SafeTensorError::IoError(source) => ModelError::io("write", path)(source),
+        other => ModelError::weights(path, format!("cannot be written ({other})")),
+    })
+}
+
+/// A tensor to be written.
+#[derive(Clone)]
+pub(crate) struct Saved {
+    pub values: Vec<f32>,
+    pub shape: Vec<usize>,
+    pub precision: Precision,
 }
 
 impl View for Saved {
@@ -166,7 +190,7 @@ fn copy_companions(source: &Path, dir: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
+pub(crate) fn write_json(path: &Path, value: &Value) -> Result<(), ModelError> {
     let mut text = serde_json::to_string_pretty(value)
         .map_err(|e| ModelError::Json { path: path.to_path_buf(), reason: e.to_string() })?;
     text.push('\n');

@@ -1,9 +1,12 @@
 //! The transformer body: token ids in, normalised hidden states out. Owns the order of operations, which is that of
 //! the transformers library; must not know the output projection, losses or gradients.
 
-use crate::decoder::{Decoder, Layer, Vector};
+use crate::Trained;
+use crate::decoder::{Decoder, Layer, Matrix, Vector};
+use crate::lora::Lora;
 use burn::tensor::activation::{silu, softmax};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use prl_kernels::{Dropout, Projection};
 use prl_types::TokenId;
 
 /// What one sequence has behind it.
@@ -16,6 +19,8 @@ pub(super) struct Past {
 
 pub(super) struct Body<'a> {
     decoder: &'a Decoder,
+    lora: Option<&'a Lora>,
+    dropout: Option<&'a Dropout>,
     device: Device,
 }
 
@@ -26,8 +31,31 @@ struct Rotation {
 }
 
 impl<'a> Body<'a> {
-    pub(super) fn new(decoder: &'a Decoder) -> Self {
-        Body { decoder, device: decoder.device() }
+    pub(super) fn new(model: &'a Trained, dropout: Option<&'a Dropout>) -> Self {
+        let Trained { decoder, lora } = model;
+        Body { decoder, lora: lora.as_ref(), dropout, device: decoder.device() }
+    }
+
+    /// x·Wᵀ, and scale · (x'·Aᵀ)·Bᵀ where the matrix has an adapter; x' is x without what is dropped.
+    fn linear(&self, x: Tensor<2>, w: &Matrix, index: usize, which: Projection) -> Tensor<2> {
+        let y = x.clone().matmul(w.val().transpose());
+        let Some(lora) = self.lora else { return y };
+        let Some(at) = lora.plan.targets().iter().position(|target| *target == (index, which)) else { return y };
+        let pair = &lora.pairs[at];
+        let seen = match self.dropout {
+            Some(dropout) => x.clone() * self.mask(dropout, x.dims(), index, which),
+            None => x,
+        };
+        y + seen.matmul(pair.a.val().transpose()).matmul(pair.b.val().transpose()).mul_scalar(lora.plan.scale())
+    }
+
+    /// `[tokens, width]`: 0 for what is left out, and what the rest is multiplied by.
+    fn mask(&self, dropout: &Dropout, [tokens, width]: [usize; 2], index: usize, which: Projection) -> Tensor<2> {
+        let mut values = vec![1.0; tokens * width];
+        for (token, row) in values.chunks_exact_mut(width).enumerate() {
+            dropout.apply(token, index, which, row);
+        }
+        Tensor::from_data(TensorData::new(values, [tokens, width]), &self.device)
     }
 
     /// `ids` holds sequences of `lens` tokens. Returns `[tokens, hidden]` after the last norm. With `pasts`, each
@@ -45,11 +73,11 @@ impl<'a> Body<'a> {
         for (i, layer) in self.decoder.layers.iter().enumerate() {
             let h = rms_norm(x.clone(), &layer.input_norm, config.norm_eps);
             let a = self.attention(layer, i, h, &rotation, lens, pasts.as_deref_mut());
-            x = x + a.matmul(layer.o.val().transpose());
+            x = x + self.linear(a, &layer.o, i, Projection::O);
             let h = rms_norm(x.clone(), &layer.post_norm, config.norm_eps);
-            let gate = silu(h.clone().matmul(layer.gate.val().transpose()));
-            let up = h.matmul(layer.up.val().transpose());
-            x = x + (gate * up).matmul(layer.down.val().transpose());
+            let gate = silu(self.linear(h.clone(), &layer.gate, i, Projection::Gate));
+            let up = self.linear(h, &layer.up, i, Projection::Up);
+            x = x + self.linear(gate * up, &layer.down, i, Projection::Down);
         }
         if let Some(pasts) = pasts {
             for (past, len) in pasts.iter_mut().zip(lens) {
@@ -72,8 +100,8 @@ impl<'a> Body<'a> {
         let config = self.decoder.config();
         let (heads, kv_heads, d) = (config.heads, config.kv_heads, config.head_dim);
         let tokens = h.dims()[0];
-        let project = |w: &crate::decoder::Matrix, bias: &Option<Vector>, heads: usize| -> Tensor<3> {
-            let mut y = h.clone().matmul(w.val().transpose());
+        let project = |w: &Matrix, which, bias: &Option<Vector>, heads: usize| -> Tensor<3> {
+            let mut y = self.linear(h.clone(), w, index, which);
             if let Some(bias) = bias {
                 y = y + bias.val().unsqueeze::<2>();
             }
@@ -83,9 +111,11 @@ impl<'a> Body<'a> {
             Some(w) => rms_norm(x, w, config.norm_eps),
             None => x,
         };
-        let q = rotate(norm(project(&layer.q, &layer.q_bias, heads), &layer.q_norm), rotation).swap_dims(0, 1);
-        let k = rotate(norm(project(&layer.k, &layer.k_bias, kv_heads), &layer.k_norm), rotation).swap_dims(0, 1);
-        let v = project(&layer.v, &layer.v_bias, kv_heads).swap_dims(0, 1);
+        let q = rotate(norm(project(&layer.q, Projection::Q, &layer.q_bias, heads), &layer.q_norm), rotation)
+            .swap_dims(0, 1);
+        let k = rotate(norm(project(&layer.k, Projection::K, &layer.k_bias, kv_heads), &layer.k_norm), rotation)
+            .swap_dims(0, 1);
+        let v = project(&layer.v, Projection::V, &layer.v_bias, kv_heads).swap_dims(0, 1);
 
         let mut out = Vec::with_capacity(lens.len());
         let mut start = 0;

@@ -49,7 +49,7 @@ pub(super) fn forward(
     Ok((Stats { labels, inv_temp, log_z, entropy }, out))
 }
 
-/// Gradients of Σ g·log p + e·H with respect to the hidden states and the weight:
+/// Gradients of Σ g·log p + e·H with respect to the hidden states and, where it is `trained`, the weight:
 /// dl = g·(onehot - p) - e·p·(log p + H), dlogits = inv_temp · dl.
 pub(super) fn backward(
     weight: Tensor<2>,
@@ -57,13 +57,13 @@ pub(super) fn backward(
     stats: &Stats,
     dlogprob: &[f32],
     dentropy: Option<&[f32]>,
-    chunk: usize,
-) -> (Tensor<2>, Tensor<2>) {
+    (chunk, trained): (usize, bool),
+) -> (Tensor<2>, Option<Tensor<2>>) {
     let device = weight.device();
     let g = column(dlogprob, &device);
     let e = dentropy.map(|e| column(e, &device));
     let mut dhidden = Vec::new();
-    let mut dweight = weight.zeros_like();
+    let mut dweight = trained.then(|| weight.zeros_like());
     for (start, len) in chunks(dlogprob.len(), chunk) {
         let part = |x: &Tensor<2>| x.clone().narrow(0, start, len);
         let log_p = scaled_logits(&weight, &hidden, &stats.inv_temp, start, len) - part(&stats.log_z);
@@ -74,7 +74,7 @@ pub(super) fn backward(
         }
         let dl = dl.scatter(1, stats.labels.clone().narrow(0, start, len), part(&g), IndexingUpdateOp::Add);
         let dlogits = dl * part(&stats.inv_temp);
-        dweight = dweight + dlogits.clone().transpose().matmul(part(&hidden));
+        dweight = dweight.map(|sum| sum + dlogits.clone().transpose().matmul(part(&hidden)));
         dhidden.push(dlogits.matmul(weight.clone()));
     }
     (Tensor::cat(dhidden, 0), dweight)

@@ -2,13 +2,15 @@
 
 use super::body::Body;
 use super::head;
-use crate::learner::{Passes, Rows};
-use crate::{Decoder, ModelError, Packed, ParamRef};
+use crate::host::Passes;
+use crate::learner::Rows;
+use crate::{ModelError, Packed, ParamRef, Trained};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use prl_kernels::Dropout;
 
-/// Gradients as tensors on the decoder's device, in the order of its parameters; `None` is 0.
+/// Gradients as tensors on the model's device, in the order of what is trained; `None` is 0.
 #[derive(Default)]
 struct Sums {
     vectors: Vec<Option<Tensor<1>>>,
@@ -17,8 +19,8 @@ struct Sums {
 
 /// What backward needs of the last forward.
 struct Tape {
-    /// A copy of the decoder whose parameters are leaves.
-    leaves: Decoder,
+    /// A copy of the model in which what is trained are leaves.
+    leaves: Trained,
     /// `[tokens, hidden]`, part of the graph.
     hidden: Tensor<2>,
     stats: head::Stats,
@@ -38,19 +40,25 @@ impl ReferencePasses {
 }
 
 impl Passes for ReferencePasses {
-    fn forward(&mut self, decoder: &Decoder, batch: &Packed, rows: &Rows) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
+    fn forward(
+        &mut self,
+        model: &Trained,
+        dropout: Option<Dropout>,
+        batch: &Packed,
+        rows: &Rows,
+    ) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
         self.tape = None;
-        let leaves = decoder.clone().train();
-        let hidden = Body::new(&leaves).forward(&batch.ids, &batch.doc_lens, None);
-        let (stats, out) =
-            head::forward(decoder.head().val(), hidden.clone().inner(), &rows.labels, &rows.inv_temp, self.head_chunk)?;
+        let leaves = model.clone().train();
+        let hidden = Body::new(&leaves, dropout.as_ref()).forward(&batch.ids, &batch.doc_lens, None);
+        let head = model.decoder.head().val();
+        let (stats, out) = head::forward(head, hidden.clone().inner(), &rows.labels, &rows.inv_temp, self.head_chunk)?;
         self.tape = Some(Tape { leaves, hidden, stats });
         Ok(out)
     }
 
     fn backward(
         &mut self,
-        decoder: &Decoder,
+        model: &Trained,
         _rows: &Rows,
         dlogprob: Vec<f32>,
         dentropy: Option<Vec<f32>>,
@@ -58,16 +66,18 @@ impl Passes for ReferencePasses {
         let Some(Tape { leaves, hidden, stats }) = self.tape.take() else {
             return Err(ModelError::Input("backward needs a forward pass before it".into()));
         };
+        let head = model.decoder.head();
+        let trained = model.parameters().iter().any(|(_, parameter)| parameter.id() == head.id);
         let (dhidden, dhead) = head::backward(
-            decoder.head().val(),
+            head.val(),
             hidden.clone().inner(),
             &stats,
             &dlogprob,
             dentropy.as_deref(),
-            self.head_chunk,
+            (self.head_chunk, trained),
         );
         let mut grads = (hidden * Tensor::from_inner(dhidden)).sum().backward();
-        self.sums.add(decoder, GradientsParams::from_module(&mut grads, &leaves), dhead);
+        self.sums.add(model, GradientsParams::from_module(&mut grads, &leaves), dhead);
         Ok(())
     }
 
@@ -99,9 +109,9 @@ impl Passes for ReferencePasses {
         self.sums = Sums::default();
     }
 
-    fn gradients(&self, decoder: &Decoder) -> Result<Vec<Vec<f32>>, ModelError> {
+    fn gradients(&self, model: &Trained) -> Result<Vec<Vec<f32>>, ModelError> {
         let (mut vectors, mut matrices) = (self.sums.vectors.iter(), self.sums.matrices.iter());
-        let of = |parameter: ParamRef<'_>| match parameter {
+        let mut of = |parameter: ParamRef<'_>| match parameter {
             ParamRef::Vector(p) => match vectors.next().and_then(Option::as_ref) {
                 Some(sum) => sum.try_to_vec_as::<f32>().map_err(ModelError::execution),
                 None => Ok(vec![0.0; p.val().shape().num_elements()]),
@@ -111,15 +121,15 @@ impl Passes for ReferencePasses {
                 None => Ok(vec![0.0; p.val().shape().num_elements()]),
             },
         };
-        decoder.parameters().into_iter().map(of).collect()
+        model.parameters().into_iter().map(|(_, parameter)| of(parameter)).collect()
     }
 
-    fn take(&mut self, decoder: &Decoder) -> GradientsParams {
+    fn take(&mut self, model: &Trained) -> GradientsParams {
         self.tape = None;
         let sums = std::mem::take(&mut self.sums);
         let (mut vectors, mut matrices) = (sums.vectors.into_iter(), sums.matrices.into_iter());
         let mut out = GradientsParams::new();
-        for parameter in decoder.parameters() {
+        for (_, parameter) in model.parameters() {
             match parameter {
                 ParamRef::Vector(p) => {
                     let grad = vectors.next().flatten().unwrap_or_else(|| p.val().zeros_like());
@@ -137,11 +147,10 @@ impl Passes for ReferencePasses {
 
 impl Sums {
     /// Adds the body's gradients and the head's.
-    fn add(&mut self, decoder: &Decoder, mut body: GradientsParams, dhead: Tensor<2>) {
-        let head_id = decoder.head().id;
-        let mut dhead = Some(dhead);
+    fn add(&mut self, model: &Trained, mut body: GradientsParams, mut dhead: Option<Tensor<2>>) {
+        let head_id = model.decoder.head().id;
         let (mut v, mut m) = (0, 0);
-        for parameter in decoder.parameters() {
+        for (_, parameter) in model.parameters() {
             match parameter {
                 ParamRef::Vector(p) => {
                     accumulate(&mut self.vectors, v, body.remove(p.id));

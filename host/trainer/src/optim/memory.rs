@@ -19,7 +19,7 @@ pub(super) type Slots = Vec<Vec<f32>>;
 pub(super) struct Memory {
     /// Steps taken.
     pub updates: usize,
-    /// In the order of [`prl_model::names::parameters`]; empty where nothing is remembered.
+    /// In the order of [`prl_model::Learner::trained`]; empty where nothing is remembered.
     pub parameters: Vec<Slots>,
 }
 

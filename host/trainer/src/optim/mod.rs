@@ -1,4 +1,4 @@
-//! The optimiser over a decoder's parameters: clip, step, save, load.
+//! The optimiser over what is trained of a model: clip, step, save, load.
 //!
 //! Owns which rule is whose and what is remembered of a model on the host. A model on a GPU keeps AdamW's moments and
 //! computes its steps itself, and knows no other rule. Must not know losses or data.
@@ -21,7 +21,7 @@ use memory::{FILE, Layout, Memory};
 use muon::Muon;
 use prl_config::Optim;
 use prl_model::names::{Kind, ParameterInfo};
-use prl_model::{AdamWNumbers, Decoder, FusedStep, HostLearner, Learner, ModelConfig, ModelError, ParamRef, Stepper};
+use prl_model::{AdamWNumbers, FusedStep, HostLearner, Learner, ModelError, ParamRef, Stepper};
 use rule::{Rule, State};
 use sgd::{Sgd, SignSgd};
 use std::collections::BTreeMap;
@@ -138,10 +138,10 @@ impl Optimizer {
                 host.scale_grads(factor as f32);
             }
         }
-        let rules = self.rules(host.decoder());
+        let rules = self.rules(host);
         let mut failed = None;
-        host.update(|decoder, grads| {
-            decoder.map(&mut Mapper { rules, states: &mut self.states, grads, lr, failed: &mut failed })
+        host.update(|model, grads| {
+            model.map(&mut Mapper { rules, states: &mut self.states, grads, lr, failed: &mut failed })
         });
         if let Some(reason) = failed {
             return Err(TrainerError::Model(ModelError::Execution(reason)));
@@ -156,14 +156,13 @@ impl Optimizer {
         if of_layer { &self.matrices } else { &self.others }
     }
 
-    fn rules(&self, decoder: &Decoder) -> BTreeMap<u64, Rule> {
-        let infos = prl_model::names::parameters(decoder.config());
-        let ids = decoder.parameters().into_iter().map(|parameter| parameter.id().val());
-        ids.zip(&infos).map(|(id, info)| (id, self.rule(info).clone())).collect()
+    fn rules(&self, host: &HostLearner) -> BTreeMap<u64, Rule> {
+        let rule = |(info, parameter): (ParameterInfo, ParamRef<'_>)| (parameter.id().val(), self.rule(&info).clone());
+        host.model().parameters().into_iter().map(rule).collect()
     }
 
-    fn layout(&self, config: &ModelConfig) -> Layout {
-        let infos = prl_model::names::parameters(config);
+    fn layout(&self, learner: &Learner) -> Layout {
+        let infos = learner.trained();
         let slots = |info: ParameterInfo| {
             let slots = self.rule(&info).slots();
             (info, slots)
@@ -178,7 +177,7 @@ impl Optimizer {
     /// # Errors
     /// The device failed.
     pub fn saved(&self, learner: &mut Learner) -> Result<SavedOptimizer, TrainerError> {
-        let layout = self.layout(learner.config());
+        let layout = self.layout(learner);
         Ok(SavedOptimizer { layout, memory: self.memory(learner.stepper())? })
     }
 
@@ -188,7 +187,7 @@ impl Optimizer {
     /// # Errors
     /// A file that is missing, damaged, of another rule or another model; a failing device.
     pub fn load(&mut self, dir: &Path, learner: &mut Learner) -> Result<(), TrainerError> {
-        let memory = memory::read(&dir.join(FILE), &self.layout(learner.config()))?;
+        let memory = memory::read(&dir.join(FILE), &self.layout(learner))?;
         self.remember(learner.stepper(), memory)
     }
 
@@ -196,9 +195,9 @@ impl Optimizer {
         let Memory { updates, parameters } = memory;
         match stepper {
             Stepper::Host(host) => {
-                let device = host.decoder().device();
-                let rules = self.rules(host.decoder());
-                let state = |(parameter, slots): (ParamRef<'_>, memory::Slots)| {
+                let device = host.model().decoder.device();
+                let rules = self.rules(host);
+                let state = |((_, parameter), slots): ((ParameterInfo, ParamRef<'_>), memory::Slots)| {
                     let id = parameter.id().val();
                     let rule = rules.get(&id)?;
                     let state = match parameter {
@@ -207,7 +206,7 @@ impl Optimizer {
                     };
                     Some((id, state?))
                 };
-                self.states = host.decoder().parameters().into_iter().zip(parameters).filter_map(state).collect();
+                self.states = host.model().parameters().into_iter().zip(parameters).filter_map(state).collect();
                 self.updates = updates;
             }
             Stepper::Fused(fused) => {
@@ -220,20 +219,21 @@ impl Optimizer {
 
     /// What is remembered, wherever it is kept; nothing before the first update.
     fn memory(&self, stepper: Stepper<'_>) -> Result<Memory, TrainerError> {
-        let decoder = match stepper {
-            Stepper::Host(host) => host.decoder(),
+        let model = match stepper {
+            Stepper::Host(host) => host.model(),
             Stepper::Fused(fused) => {
                 self.of_gpu()?;
                 let (updates, parameters) = adamw::of_fused(fused.moments()?.unwrap_or_default());
                 return Ok(Memory { updates, parameters });
             }
         };
-        let slots = |parameter: ParamRef<'_>| match (self.states.get(&parameter.id().val()), parameter) {
-            (None, _) => Ok(Vec::new()),
-            (Some(state), ParamRef::Vector(_)) => state.slots::<1>(),
-            (Some(state), ParamRef::Matrix(_)) => state.slots::<2>(),
-        };
-        let parameters = decoder.parameters().into_iter().map(slots).collect::<Result<_, _>>();
+        let slots =
+            |(_, parameter): (ParameterInfo, ParamRef<'_>)| match (self.states.get(&parameter.id().val()), parameter) {
+                (None, _) => Ok(Vec::new()),
+                (Some(state), ParamRef::Vector(_)) => state.slots::<1>(),
+                (Some(state), ParamRef::Matrix(_)) => state.slots::<2>(),
+            };
+        let parameters = model.parameters().into_iter().map(slots).collect::<Result<_, _>>();
         let parameters = parameters.map_err(|e| TrainerError::Model(ModelError::Execution(e)))?;
         Ok(Memory { updates: self.updates, parameters })
     }

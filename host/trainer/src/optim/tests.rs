@@ -2,6 +2,7 @@
 
 use super::*;
 use prl_config::{ConstantScheduler, Scheduler};
+use prl_model::{Decoder, ModelConfig};
 use prl_model::{FusedAdamW, Moments};
 use proptest::prelude::*;
 
@@ -272,7 +273,7 @@ fn adamw_of_a_model_is_burns() {
             (*value, *state) = (new.try_into_vec_as().unwrap(), next);
         }
         assert!(optimizer.apply(&mut learner, LR).unwrap().applied);
-        let got = values(&learner.decoder().unwrap());
+        let got = values(&learner.weights().unwrap().decoder);
         let bits = |v: &[Vec<f32>]| v.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&got) == bits(&want), "step {step}");
     }

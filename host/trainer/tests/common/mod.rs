@@ -27,7 +27,7 @@ pub fn with_weights(decoder: Decoder) -> Learner {
 
 /// Every weight, bit by bit.
 pub fn bits(learner: &Learner) -> Vec<u32> {
-    let decoder = learner.decoder().unwrap();
+    let decoder = learner.weights().unwrap().decoder;
     let parameters = decoder.parameters();
     parameters.iter().flat_map(|p| p.to_vec().unwrap()).map(f32::to_bits).collect()
 }
