@@ -121,7 +121,6 @@ impl Parts {
             &orchestrator.renderer,
             &decoder,
         )?;
-        assets::tell_renderer(&renderer, &orchestrator.renderer, "orchestrator.renderer");
         let made_for = decoder.config().max_position_embeddings;
         if let Some(len) = config.inference.model.max_model_len.filter(|len| *len > made_for) {
             return Err(Failure::input(format_args!(
@@ -332,6 +331,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), parts.algorithms.names(),
         dir.root().display()
     );
+    assets::tell_renderer(&parts.renderer, &config.orchestrator.renderer, "orchestrator.renderer");
     logging::outside(parts.train.iter().chain(&parts.eval));
     for (split, pools) in [("train", &parts.train), ("eval", &parts.eval)] {
         pools.iter().for_each(|pool| logging::env_server(split, pool));

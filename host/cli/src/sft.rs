@@ -19,10 +19,12 @@ use data::{Data, Texts};
 use prl_config::{Loaded, SftConfig, SftData};
 use prl_model::{Bits, Decoder, LoraPlan, ModelConfig};
 use prl_monitor::{Logs, SftLine, ValidationLine};
+use prl_render::Renderer;
 use prl_store::Marks;
 use prl_trainer::{Mixture, SftParts, SftTrainer, StepMetrics, TrainerError};
 use prl_types::Step;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::runtime::Runtime;
 
 /// Runs the command; the code is the process's.
@@ -54,6 +56,7 @@ struct Parts {
     model_dir: PathBuf,
     decoder: Decoder,
     lora: Option<LoraPlan>,
+    renderer: Option<Arc<Renderer>>,
     data: Data,
     val: Option<Mixture>,
 }
@@ -75,7 +78,8 @@ impl Parts {
             Some(val) => Some(Data::open(&texts, "val.data", &val.data, runtime)?.once("val.data")?),
             None => None,
         };
-        Ok(Parts { compute, model_dir, decoder, lora, data, val })
+        let renderer = texts.into_renderer();
+        Ok(Parts { compute, model_dir, decoder, lora, renderer, data, val })
     }
 }
 
@@ -159,6 +163,9 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
         "{} | output {}",
         parts.compute.says(&parts.model_dir, trainer.learner().config()), dir.root().display()
     );
+    if let Some(renderer) = &parts.renderer {
+        assets::tell_renderer(renderer, &config.renderer, "renderer");
+    }
     let settings =
         Settings { ckpt: config.ckpt.as_ref(), max_steps: config.max_steps, wandb: config.wandb.as_ref(), what: "SFT" };
     let mut run = Run {

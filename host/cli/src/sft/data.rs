@@ -46,6 +46,11 @@ impl<'a> Texts<'a> {
         self.loaded.path_of(key, value)
     }
 
+    /// What rendered; none where nothing had to be.
+    pub fn into_renderer(self) -> Option<Arc<Renderer>> {
+        self.renderer.into_inner()
+    }
+
     /// The tokenizer and its template.
     pub fn renderer(&self) -> Result<&Arc<Renderer>, Failure> {
         if let Some(renderer) = self.renderer.get() {
@@ -58,7 +63,6 @@ impl<'a> Texts<'a> {
         };
         let template = config.tokenizer.chat_template.clone();
         let renderer = assets::renderer(&folder, template, &config.renderer, self.decoder)?;
-        assets::tell_renderer(&renderer, &config.renderer, "renderer");
         Ok(self.renderer.get_or_init(|| renderer))
     }
 }
