@@ -59,14 +59,15 @@ pub fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf, ModelError> 
     Ok(dir)
 }
 
-/// What others call the model of a folder: the hub's id of one in a hub's cache, else the folder's path.
+/// What others call the model of a folder: the hub's id of one in a hub's cache, else the folder's whole path.
 pub fn name_of(dir: &Path) -> String {
     let parts: Vec<&str> = dir.iter().rev().filter_map(|part| part.to_str()).take(3).collect();
     let id = match parts[..] {
         [_, "snapshots", folder] => folder.strip_prefix("models--").map(|id| id.replacen("--", "/", 1)),
         _ => None,
     };
-    id.filter(|id| prl_hub::is_hub_id(id)).unwrap_or_else(|| dir.display().to_string())
+    let path = || std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()).display().to_string();
+    id.filter(|id| prl_hub::is_hub_id(id)).unwrap_or_else(path)
 }
 
 /// The file that leads to the weights.

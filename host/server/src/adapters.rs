@@ -24,26 +24,34 @@ pub struct AdapterLimits {
 
 /// The adapters that are loaded. One that is replaced or unloaded lives on in the requests that have it.
 #[derive(Default)]
-pub(crate) struct Adapters(RwLock<BTreeMap<String, Arc<Adapter>>>);
+pub(crate) struct Adapters(RwLock<BTreeMap<String, Named>>);
+
+/// What a name stands for.
+struct Named {
+    adapter: Arc<Adapter>,
+    /// How often it was loaded.
+    updates: u64,
+}
 
 impl Adapters {
     pub fn get(&self, name: &str) -> Option<Arc<Adapter>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).map(|named| named.adapter.clone())
     }
 
     pub fn names(&self) -> Vec<String> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
     }
 
-    /// Puts an adapter in the place of the one of that name, if there is one.
-    fn put(&self, name: String, adapter: Adapter, most: usize) -> Result<(), ApiError> {
+    /// Puts an adapter in the place of the one of that name, if there is one. Returns how often there was one of that name.
+    fn put(&self, name: String, adapter: Adapter, most: usize) -> Result<u64, ApiError> {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= most && !all.contains_key(&name) {
             let message = format!("{most} adapters are loaded, as many as `max_loras` allows; unload one first");
             return Err(ApiError::field("lora_name", message));
         }
-        all.insert(name, Arc::new(adapter));
-        Ok(())
+        let updates = 1 + all.get(&name).map_or(0, |named| named.updates);
+        all.insert(name, Named { adapter: Arc::new(adapter), updates });
+        Ok(updates)
     }
 
     fn remove(&self, name: &str) -> bool {
@@ -69,9 +77,9 @@ pub(crate) async fn load(
     let loaded = tokio::task::spawn_blocking(move || fitting(weights.as_ref(), &folder, limits.rank)).await?;
     let adapter = loaded.map_err(|reason| ApiError::field("lora_path", format!("`lora_path`: {reason}")))?;
     let rank = adapter.rank();
-    app.adapters.put(name.clone(), adapter, limits.count)?;
+    let updates = app.adapters.put(name.clone(), adapter, limits.count)?;
     tracing::info!(target: "prl_server", "adapter {name} of rank {rank} is in use, from {path}");
-    Ok(Json(json!({"status": "loaded", "lora_name": name, "rank": rank})))
+    Ok(Json(json!({"status": "loaded", "lora_name": name, "rank": rank, "updates": updates})))
 }
 
 fn fitting(weights: &dyn Weights, folder: &Path, most: usize) -> Result<Adapter, String> {

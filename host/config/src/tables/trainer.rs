@@ -56,7 +56,7 @@ section! {
     /// A low-rank adapter: what is added to matrices of the model is trained, the model is not; on the CPU.
     pub struct Lora {
         /// Columns of an addition's factor B.
-        rank: usize = 16 => [Min(1.0)];
+        rank: usize = 16 => [Min(1.0), Max(8192.0)];
         /// Additions are times `alpha / rank`.
         alpha: f64 = 32.0 => [Above(0.0)];
         /// Share of what additions see that training leaves out.

@@ -59,6 +59,12 @@ fn adapters(config: &RlConfig, v: &mut Validator<'_>) {
         let message = format!("`{key}` is not supported with `{client}`: servers take an adapter's factors alone");
         v.fail(&[key, client], message);
     }
+    if orchestrator.model.client.is_some() && lora.is_some() && config.trainer.model.debug.random_init {
+        let (key, client) = ("trainer.model.debug.random_init", "orchestrator.model.client");
+        let message =
+            format!("`{key}` is not supported with `{client}` and an adapter: servers have other weights below it");
+        v.fail(&[key, client], message);
+    }
 }
 
 /// Reports `a` and `b` when they differ.

@@ -97,18 +97,21 @@ impl LoraPlan {
         if options.rank == 0 {
             return refuse("rank", "is 0; it must be at least 1".into());
         }
-        if !(options.alpha.is_finite() && options.alpha > 0.0) {
-            return refuse("alpha", format!("is {}; it must be above 0", options.alpha));
+        // Both in f32, as they are used.
+        let scale = (options.alpha / options.rank as f64) as f32;
+        if !(scale.is_finite() && scale > 0.0) {
+            return refuse("alpha", format!("is {}; it must be above 0, and alpha / rank be a number", options.alpha));
         }
-        if !(0.0..1.0).contains(&options.dropout) {
+        if !(0.0..1.0).contains(&(options.dropout as f32)) {
             return refuse("dropout", format!("is {}; it must be at least 0 and below 1", options.dropout));
         }
         let targets = targets(&options.target_modules, config)?;
         let saved = saved(&options.modules_to_save, config)?;
         let infos = names::parameters(config);
-        let both = targets.iter().map(|(layer, which)| matrix_name(*layer, *which));
-        let both = both.filter(|name| infos.iter().zip(&saved).any(|(info, saved)| *saved && info.name == *name));
-        if let Some(name) = both.into_iter().next() {
+        let whole =
+            |module: &str| infos.iter().zip(&saved).any(|(info, saved)| *saved && module_of(&info.name) == module);
+        let mut names = targets.iter().map(|(layer, which)| matrix_name(*layer, *which));
+        if let Some(name) = names.find(|name| whole(module_of(name))) {
             let module = module_of(&name);
             return refuse(
                 "modules_to_save",
@@ -175,7 +178,6 @@ impl LoraPlan {
         let infos = names::parameters(config);
         let saved = infos.iter().zip(&self.saved).filter(|(_, saved)| **saved);
         let mut names: Vec<String> = saved.map(|(info, _)| module_of(&info.name).to_owned()).collect();
-        names.dedup();
         // A projection's weight and its bias stand apart.
         let mut seen = BTreeSet::new();
         names.retain(|name| seen.insert(name.clone()));
@@ -226,7 +228,7 @@ fn saved(patterns: &[String], config: &ModelConfig) -> Result<Vec<bool>, ModelEr
     let mut saved = vec![false; infos.len()];
     for text in patterns {
         let pattern = Pattern::new(KEY, text)?;
-        let of = |info: &ParameterInfo| pattern.matches(&info.name) || pattern.matches(module_of(&info.name));
+        let of = |info: &ParameterInfo| pattern.matches(module_of(&info.name));
         let found: Vec<usize> = (0..infos.len()).filter(|i| of(&infos[*i])).collect();
         if found.is_empty() && config.tied && pattern.matches("lm_head") {
             let reason = format!("has \"{text}\", but this model's head is its embedding: name embed_tokens");
