@@ -62,12 +62,14 @@ pub fn find(path: &Path, wanted: &Wanted) -> Result<Vec<PathBuf>, DataError> {
     Ok(chosen.iter().map(|name| path.join(name)).collect())
 }
 
-/// The paths of all files below `dir`, with `/` between folders.
+/// The paths of all files below `dir`, with `/` between folders. Hidden folders are left out, and folders that are links, which
+/// may lead in circles.
 pub(crate) fn walk(dir: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), DataError> {
     for entry in std::fs::read_dir(dir).map_err(|e| wrong(dir, e))? {
         let path = entry.map_err(|e| wrong(dir, e))?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         match path.is_dir() {
+            true if path.is_symlink() || is_hidden(name) => {}
             true => walk(&path, &format!("{prefix}{name}/"), names)?,
             false => names.push(format!("{prefix}{name}")),
         }
@@ -75,12 +77,16 @@ pub(crate) fn walk(dir: &Path, prefix: &str, names: &mut Vec<String>) -> Result<
     Ok(())
 }
 
+fn is_hidden(part: &str) -> bool {
+    part.starts_with('.') || part.starts_with("__")
+}
+
 /// Of the files of a dataset those that hold what is wanted, in the order of their names.
 ///
 /// # Errors
 /// There are none, with what there is instead.
 pub(crate) fn select(names: &[String], card: Option<&str>, wanted: &Wanted) -> Result<Vec<String>, String> {
-    let hidden = |name: &str| name.split('/').any(|part| part.starts_with('.') || part.starts_with("__"));
+    let hidden = |name: &str| name.split('/').any(is_hidden);
     let about = |name: &str| ABOUT.contains(&name.rsplit('/').next().unwrap_or(name));
     let mut files: Vec<&str> = names.iter().map(String::as_str).collect();
     files.retain(|name| is_file_name(name) && !hidden(name) && !about(name));

@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::fmt::{self, Formatter};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
@@ -135,14 +136,23 @@ fn parquet(path: PathBuf, file: File) -> Result<Rows, DataError> {
     let told = |path: &Path, error: ParquetError| wrong(path, format!("it is no whole Parquet file: {error}"));
     let reader = SerializedFileReader::new(file).map_err(|e| told(&path, e))?;
     let mut records = Some(reader.into_iter().enumerate());
-    Ok(Box::new(std::iter::from_fn(move || match records.as_mut()?.next()? {
-        (at, Ok(record)) => {
-            let place = format!("{}: row {}", path.display(), at + 1);
-            Some(Ok(Row { place, value: Ok(record.to_json_value()) }))
-        }
-        (_, Err(error)) => {
-            records = None;
-            Some(Err(told(&path, error)))
+    Ok(Box::new(std::iter::from_fn(move || {
+        let rest = records.as_mut()?;
+        // The reader panics at values of types that it does not know, and at dates that there are not.
+        let read = AssertUnwindSafe(|| rest.next().map(|(at, record)| (at, record.map(|r| r.to_json_value()))));
+        match catch_unwind(read) {
+            Ok(None) => None,
+            Ok(Some((at, Ok(value)))) => {
+                Some(Ok(Row { place: format!("{}: row {}", path.display(), at + 1), value: Ok(value) }))
+            }
+            Ok(Some((_, Err(error)))) => {
+                records = None;
+                Some(Err(told(&path, error)))
+            }
+            Err(_) => {
+                records = None;
+                Some(Err(wrong(&path, "it has a column of a type that cannot be read")))
+            }
         }
     })))
 }

@@ -175,6 +175,8 @@ impl<'a> Hub<'a> {
         if missing.is_empty() {
             return Ok(dir);
         }
+        // Before the first file: from then on the cache knows the commit, and must know what belongs to it.
+        self.note(listing).map_err(|e| self.unwritten(e))?;
         let repo = self.api()?.repo(self.repo(&listing.commit));
         for file in missing {
             tracing::info!(kind = self.kind.noun(), name = self.id, file, "downloading");
@@ -198,16 +200,26 @@ impl<'a> Hub<'a> {
     /// # Errors
     /// The cache cannot be written.
     pub fn keep(&self, listing: &Listing) -> Result<(), HubError> {
-        let path = self.listing_path(&listing.commit);
-        let written = || {
-            if let Some(dir) = path.parent() {
-                std::fs::create_dir_all(dir)?;
-            }
-            std::fs::write(&path, serde_json::to_vec(listing)?)?;
+        let kept = || {
+            self.note(listing)?;
             self.cache.repo(self.repo(self.revision)).create_ref(&listing.commit)
         };
-        let at = self.cache.path().display();
-        written().map_err(|e| HubError::Refused(format!("the cache `{at}` cannot be written: {e}")))
+        kept().map_err(|e| self.unwritten(e))
+    }
+
+    /// Writes a listing, whole or not at all.
+    fn note(&self, listing: &Listing) -> std::io::Result<()> {
+        let path = self.listing_path(&listing.commit);
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        let aside = path.with_extension(format!("{}.tmp", std::process::id()));
+        std::fs::write(&aside, serde_json::to_vec(listing)?)?;
+        std::fs::rename(&aside, &path)
+    }
+
+    fn unwritten(&self, error: std::io::Error) -> HubError {
+        HubError::Refused(format!("the cache `{}` cannot be written: {error}", self.cache.path().display()))
     }
 
     fn repo(&self, revision: &str) -> Repo {
