@@ -237,12 +237,9 @@ impl Ready {
         };
         let shape = decoder.config().clone();
         let (model, precision) = (&config.trainer.model, config.trainer.matmul_precision);
-        lora::tell(lora.as_ref(), &shape);
-        let decoder = (decoder, lora.map(|plan| (plan, config.seed)));
-        let mut learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
-        if let Some((_, path)) = &resumed {
-            checkpoint::adapter(path, &mut learner)?;
-        }
+        let train = (model, precision, compute.pass_tokens(model.seq_len));
+        let from = resumed.as_ref().map(|(_, path)| path.as_path());
+        let learner = lora::learner(compute, (decoder, lora, config.seed), train, from)?;
         let parts = TrainerParts {
             loss: config.trainer.loss.clone(),
             optim: config.trainer.optim.clone(),

@@ -103,10 +103,8 @@ fn trainer(
     resume: Option<&Path>,
 ) -> Result<SftTrainer, Failure> {
     let tokens = config.data.seq_len() * config.data.micro_batch_size();
-    lora::tell(lora.as_ref(), decoder.config());
-    let model = (decoder, lora.map(|plan| (plan, config.seed)));
-    let mut learner = compute.learner(model, &config.model, config.matmul_precision, tokens)?;
-    resume.map_or(Ok(()), |path| checkpoint::adapter(path, &mut learner))?;
+    let train = (&config.model, config.matmul_precision, tokens);
+    let learner = lora::learner(compute, (decoder, lora, config.seed), train, resume)?;
     let parts = SftParts {
         optim: config.optim.clone(),
         scheduler: config.scheduler.clone(),

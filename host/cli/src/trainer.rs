@@ -104,11 +104,8 @@ impl<'a> Feed<'a> {
         compute: &mut Compute,
         resume: Option<&Path>,
     ) -> Result<Self, Failure> {
-        let (model, precision) = (&config.model, config.matmul_precision);
-        lora::tell(lora.as_ref(), decoder.config());
-        let decoder = (decoder, lora.map(|plan| (plan, config.seed)));
-        let mut learner = compute.learner(decoder, model, precision, compute.pass_tokens(model.seq_len))?;
-        resume.map_or(Ok(()), |path| checkpoint::adapter(path, &mut learner))?;
+        let train = (&config.model, config.matmul_precision, compute.pass_tokens(config.model.seq_len));
+        let learner = lora::learner(compute, (decoder, lora, config.seed), train, resume)?;
         let settings = TrainerParts {
             loss: config.loss.clone(),
             optim: config.optim.clone(),

@@ -178,12 +178,34 @@ impl Snapshot for FastSnapshot {
     }
 }
 
-/// What backward needs of the last forward.
-struct Tape {
+/// A forward pass up to the hidden states, and what it was of.
+struct Body {
     weights: Weights,
     adapter: Vec<AdapterLayer>,
+    scale: f32,
     dropout: Option<Dropout>,
     activations: Activations,
+}
+
+impl Body {
+    fn forward(model: &Trained, dropout: Option<Dropout>, batch: &Packed) -> Result<Self, ModelError> {
+        let weights = Weights::new(&model.decoder)?;
+        let adapter = model.lora.as_ref().map(|lora| lora.layers()).unwrap_or_default();
+        let scale = model.plan().map_or(1.0, |plan| plan.scale());
+        let additions = Additions { layers: &adapter, scale, dropout: dropout.as_ref() };
+        let activations = prl_kernels::forward_with(&weights.view(), &additions, &batch.ids, &batch.doc_lens);
+        Ok(Body { weights, adapter, scale, dropout, activations })
+    }
+
+    fn backward(self, dhidden: &[f32], grads: &mut Grads) {
+        let additions = Additions { layers: &self.adapter, scale: self.scale, dropout: self.dropout.as_ref() };
+        prl_kernels::backward_with(&self.weights.view(), &additions, self.activations, dhidden, grads);
+    }
+}
+
+/// What backward needs of the last forward.
+struct Tape {
+    body: Body,
     stats: HeadStats,
 }
 
@@ -221,31 +243,27 @@ impl Passes for FastPasses {
         rows: &Rows,
     ) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
         self.tape = None;
-        let weights = Weights::new(&model.decoder)?;
-        let view = weights.view();
-        let adapter = model.lora.as_ref().map(|lora| lora.layers()).unwrap_or_default();
-        let additions = Additions { layers: &adapter, scale: scale(model), dropout: dropout.as_ref() };
-        let activations = prl_kernels::forward_with(&view, &additions, &batch.ids, &batch.doc_lens);
-        let stats = prl_kernels::head_stats(&view, activations.hidden(), &rows.labels, &rows.inv_temp, self.head_chunk);
+        let body = Body::forward(model, dropout, batch)?;
+        let (view, hidden) = (body.weights.view(), body.activations.hidden());
+        let stats = prl_kernels::head_stats(&view, hidden, &rows.labels, &rows.inv_temp, self.head_chunk);
         let out = (stats.logprob.clone(), stats.entropy.clone());
-        self.tape = Some(Tape { weights, adapter, dropout, activations, stats });
+        self.tape = Some(Tape { body, stats });
         Ok(out)
     }
 
     fn backward(
         &mut self,
-        model: &Trained,
+        _: &Trained,
         rows: &Rows,
         dlogprob: Vec<f32>,
         dentropy: Option<Vec<f32>>,
     ) -> Result<(), ModelError> {
-        let Some(Tape { weights, adapter, dropout, activations, stats }) = self.tape.take() else {
+        let Some(Tape { body, stats }) = self.tape.take() else {
             return Err(ModelError::Input("backward needs a forward pass before it".into()));
         };
-        let view = weights.view();
         let dhidden = prl_kernels::head_backward(
-            &view,
-            activations.hidden(),
+            &body.weights.view(),
+            body.activations.hidden(),
             &rows.labels,
             &rows.inv_temp,
             &stats,
@@ -254,8 +272,7 @@ impl Passes for FastPasses {
             self.head_chunk,
             &mut self.grads,
         );
-        let additions = Additions { layers: &adapter, scale: scale(model), dropout: dropout.as_ref() };
-        prl_kernels::backward_with(&view, &additions, activations, &dhidden, &mut self.grads);
+        body.backward(&dhidden, &mut self.grads);
         Ok(())
     }
 
@@ -268,21 +285,17 @@ impl Passes for FastPasses {
         dlogprob: Vec<f32>,
     ) -> Result<Vec<f32>, ModelError> {
         self.tape = None;
-        let weights = Weights::new(&model.decoder)?;
-        let view = weights.view();
-        let adapter = model.lora.as_ref().map(|lora| lora.layers()).unwrap_or_default();
-        let additions = Additions { layers: &adapter, scale: scale(model), dropout: dropout.as_ref() };
-        let activations = prl_kernels::forward_with(&view, &additions, &batch.ids, &batch.doc_lens);
+        let body = Body::forward(model, dropout, batch)?;
         let (logprobs, dhidden) = prl_kernels::head_forward_backward(
-            &view,
-            activations.hidden(),
+            &body.weights.view(),
+            body.activations.hidden(),
             &rows.labels,
             &rows.inv_temp,
             &dlogprob,
             self.head_chunk,
             &mut self.grads,
         );
-        prl_kernels::backward_with(&view, &additions, activations, &dhidden, &mut self.grads);
+        body.backward(&dhidden, &mut self.grads);
         Ok(logprobs)
     }
 
@@ -322,11 +335,6 @@ impl Passes for FastPasses {
         }
         out
     }
-}
-
-/// The scale in an adapter's B.
-fn scale(model: &Trained) -> f32 {
-    model.plan().map_or(1.0, |plan| plan.scale())
 }
 
 fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) -> Tensor<D> {

@@ -223,6 +223,14 @@ pub(crate) fn arguments(call: &ToolCall) -> Json {
     }
 }
 
+/// The arguments of a call, each as `one` writes it; what is no JSON object stands on a line of its own as it is.
+pub(crate) fn each_argument(call: &ToolCall, one: impl Fn(&str, &Json) -> String) -> String {
+    match arguments(call) {
+        Json::Object(object) => object.iter().map(|(key, value)| one(key, value)).collect(),
+        other => other.as_str().filter(|text| !text.is_empty()).map(|text| format!("{text}\n")).unwrap_or_default(),
+    }
+}
+
 /// A tool as OpenAI's interface writes it.
 pub(crate) fn tool_json(tool: &ToolDef) -> Json {
     let mut function = json!({"name": tool.name, "description": tool.description, "parameters": tool.parameters});

@@ -6,9 +6,8 @@ use super::pieces::Writer;
 use super::{Format, Think};
 use crate::RenderError;
 use crate::pyjson;
-use crate::template::{arguments, tool_json};
+use crate::template::{each_argument, tool_json};
 use prl_types::{Message, Role, ToolCall, ToolDef};
-use serde_json::Value;
 
 pub(super) const TOKENS: [&str; 6] = ["[gMASK]", "<sop>", "<|system|>", USER, "<|assistant|>", OBSERVATION];
 /// What ends a turn that speaks to the user, one that calls, and all else.
@@ -134,15 +133,9 @@ pub(super) fn leads_on(message: &Message, next: &Message) -> bool {
 
 /// A call. Arguments that are no JSON object stand behind the name as they are.
 fn written(call: &ToolCall) -> String {
-    let body = match arguments(call) {
-        Value::Object(object) => {
-            let one = |(key, value): (&String, &Value)| {
-                let value = value.as_str().map_or_else(|| pyjson::dumps(value), str::to_owned);
-                format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
-            };
-            object.iter().map(one).collect()
-        }
-        other => other.as_str().filter(|text| !text.is_empty()).map(|text| format!("{text}\n")).unwrap_or_default(),
-    };
+    let body = each_argument(call, |key, value| {
+        let value = value.as_str().map_or_else(|| pyjson::dumps(value), str::to_owned);
+        format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
+    });
     format!("\n<tool_call>{}\n{body}</tool_call>", call.name)
 }

@@ -3,7 +3,7 @@
 
 use super::Own;
 use crate::pyjson;
-use crate::template::{arguments, tool_json};
+use crate::template::{each_argument, tool_json};
 use prl_types::{Message, Role, ToolCall, ToolDef};
 use serde_json::Value;
 
@@ -37,15 +37,8 @@ pub(super) fn offered(tools: &[ToolDef]) -> String {
 
 /// A call. Arguments that are no JSON object stand in the function as they are.
 pub(super) fn call(call: &ToolCall, literals: Literals) -> String {
-    let body = match arguments(call) {
-        Value::Object(object) => {
-            let one = |(key, value): (&String, &Value)| {
-                format!("<parameter={key}>\n{}\n</parameter>\n", written(value, literals))
-            };
-            object.iter().map(one).collect()
-        }
-        other => other.as_str().filter(|text| !text.is_empty()).map(|text| format!("{text}\n")).unwrap_or_default(),
-    };
+    let one = |key: &str, value: &Value| format!("<parameter={key}>\n{}\n</parameter>\n", written(value, literals));
+    let body = each_argument(call, one);
     format!("<tool_call>\n<function={}>\n{body}</function>\n</tool_call>", call.name)
 }
 
