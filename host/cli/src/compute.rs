@@ -70,6 +70,11 @@ impl Compute {
         self.gpu.is_some()
     }
 
+    /// The GPU that our own kernels run on, if they do.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
     /// Tokens of a training pass over rows of at most `row`, as [`Learner::pass_tokens`] has it.
     pub fn pass_tokens(&self, row: usize) -> usize {
         if self.on_gpu() { row.max(GPU_PASS_TOKENS) } else { row }

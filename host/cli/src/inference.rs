@@ -1,5 +1,5 @@
-//! `prl inference`: checks everything, starts the engine and serves it until told to stop. Owns the assembly and where new
-//! weights come from; HTTP is the server's business.
+//! `prl inference`: checks everything, starts the engine and serves it until told to stop. Owns the assembly; HTTP is the
+//! server's business.
 
 use crate::assets;
 use crate::command::wants_help;
@@ -10,15 +10,17 @@ use crate::machine;
 use crate::signals;
 use prl_config::{InferenceRun, Loaded};
 use prl_inference::{Engine, EngineConfig};
-use prl_model::{Adapter, Bits, Decoder, Device, ModelConfig, Snapshot};
+use prl_model::{Bits, Decoder, Device, ModelConfig, Snapshot};
 use prl_render::Renderer;
-use prl_server::{AdapterLimits, Options, Weights};
+use prl_server::{AdapterLimits, Options};
 use prl_types::PolicyVersion;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpSocket, lookup_host};
+use weights::NewWeights;
+
+mod weights;
 
 /// Where the server listens if nobody says otherwise.
 const LOOPBACK: &str = "127.0.0.1";
@@ -133,7 +135,7 @@ fn key(name: &str, variable: Option<&str>) -> Result<Option<String>, Failure> {
 struct Parts {
     engine: Engine,
     renderer: Arc<Renderer>,
-    weights: Folders,
+    weights: NewWeights,
 }
 
 impl Parts {
@@ -176,8 +178,8 @@ impl Parts {
                 "`enable_lora = true` is not supported with `kernels = \"reference\"`: set `kernels = \"fast\"`, or leave it out",
             ));
         }
+        let weights = NewWeights::after(snapshot.as_ref(), compute.settled(), shape, context);
         let engine = Engine::start(snapshot, PolicyVersion(0), limits).map_err(Failure::input)?;
-        let weights = Folders { compute: compute.settled(), shape, context };
         Ok(Parts { engine, renderer, weights })
     }
 }
@@ -229,37 +231,4 @@ fn row_bytes(shape: &ModelConfig) -> u64 {
 /// Weights ready to sample from.
 fn snapshot(compute: &mut Compute, decoder: Decoder, context: usize) -> Result<Arc<dyn Snapshot>, Failure> {
     compute.sampler(decoder, context)?.snapshot().map_err(Failure::input)
-}
-
-/// New weights from folders, for the device that the engine runs on.
-struct Folders {
-    compute: Compute,
-    shape: ModelConfig,
-    context: usize,
-}
-
-impl Weights for Folders {
-    fn load(&self, dir: &Path) -> Result<Arc<dyn Snapshot>, String> {
-        let shape = ModelConfig::load(dir).map_err(|e| e.to_string())?;
-        // How weights were made, and what else the file says, is none of their shape.
-        let (initializer_range, raw) = (shape.initializer_range, shape.raw.clone());
-        let served = ModelConfig { initializer_range, raw, ..self.shape.clone() };
-        if shape != served {
-            return Err(format!(
-                "the model in {} is another one than is served: it is {}, not {}, or differs in another number of its \
-                 config.json",
-                dir.display(),
-                logging::shape(&shape),
-                logging::shape(&self.shape)
-            ));
-        }
-        let mut compute = self.compute.clone();
-        let decoder = assets::decoder(dir, None, compute.home()).map_err(|failure| failure.text)?;
-        // What is made on the way is freed within, too.
-        prl_model::Gpu::setting_up(|| snapshot(&mut compute, decoder, self.context)).map_err(|failure| failure.text)
-    }
-
-    fn adapter(&self, dir: &Path) -> Result<Adapter, String> {
-        Adapter::load(dir, &self.shape).map_err(|e| e.to_string())
-    }
 }

@@ -24,7 +24,7 @@ use crate::ports::trainer::{LocalTrainer, Saves};
 use crate::saver::Saver;
 use crate::signals;
 use algorithms::Algorithms;
-use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig};
+use prl_config::{EnvHost, InferenceConfig, Loaded, RlConfig, WeightBroadcast};
 use prl_environment::{Pool, Sandbox};
 use prl_inference::{Decode, Engine, EngineConfig};
 use prl_model::{Bits, Decoder, LoraPlan};
@@ -134,11 +134,15 @@ impl Parts {
                 let named = orchestrator.model.lora.as_ref().and_then(|lora| lora.name.clone());
                 let own = |plan: &LoraPlan| format!("r{}-a{}", plan.rank(), plan.options().alpha);
                 let adapter = lora.as_ref().map(|plan| named.unwrap_or_else(|| own(plan)));
-                // Weights from scratch are in no folder yet, and of an adapter's they have those below.
-                let sent = random.is_none() && adapter.is_none();
                 let servers = Servers::connect(client, &orchestrator.model.name, adapter).await?;
-                if sent {
-                    servers.check_update(&std::path::absolute(&model_dir).map_err(Failure::input)?).await?;
+                match &config.weight_broadcast {
+                    WeightBroadcast::Filesystem(_) if servers.adapter() => servers.check_adapters().await?,
+                    // Weights from scratch are in no folder yet.
+                    WeightBroadcast::Filesystem(_) if random.is_none() => {
+                        servers.check_update(&std::path::absolute(&model_dir).map_err(Failure::input)?).await?;
+                    }
+                    // They show it when they join the communicator.
+                    WeightBroadcast::Filesystem(_) | WeightBroadcast::Nccl(_) => {}
                 }
                 Some(Arc::new(servers))
             }
@@ -257,7 +261,7 @@ impl Ready {
         let max_len = context(config, shape.max_position_embeddings, servers.as_deref());
         let settings = settings::settings(config, &shape, max_len, compute.device, begin);
         let sampler = match servers {
-            Some(servers) => Sampler::There(servers),
+            Some(servers) => Sampler::There { servers, broadcaster: None },
             None => {
                 let snapshot = trainer.learner().snapshot().map_err(Failure::input)?;
                 let limits = limits(&config.inference, max_len, compute.on_gpu());
@@ -309,8 +313,11 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         _ => (None, Marks::default()),
     };
     let loss = parts.loss.as_ref().map(|loss| (loss.name().to_owned(), loss.wanted()));
-    let ready =
+    let mut ready =
         Ready::new(config, ((parts.decoder, parts.lora), parts.loss), &mut parts.compute, resumed, parts.servers)?;
+    if let WeightBroadcast::Nccl(nccl) = &config.weight_broadcast {
+        ready.sampler.join(&parts.compute, ready.trainer.learner().config(), nccl).await?;
+    }
     let tapes = Tapes::default();
     let train = taped(&tapes, &parts.train, config.orchestrator.train.env.iter().map(|env| env.host()));
     let eval = config.orchestrator.eval.iter().flat_map(|eval| eval.env.iter().map(|env| env.host()));

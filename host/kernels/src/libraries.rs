@@ -18,6 +18,8 @@ pub enum Part {
     CublasLt,
     /// The compiler of kernels.
     Nvrtc,
+    /// What processes hand weights on with.
+    Nccl,
 }
 
 impl Part {
@@ -27,6 +29,7 @@ impl Part {
             Part::Driver => "libcuda.so.1",
             Part::CublasLt => "libcublasLt.so",
             Part::Nvrtc => "libnvrtc.so",
+            Part::Nccl => "libnccl.so",
         }
     }
 
@@ -36,6 +39,7 @@ impl Part {
             Part::Driver => "NVIDIA's driver",
             Part::CublasLt => "the CUDA toolkit's cuBLAS (`pip install nvidia-cublas`)",
             Part::Nvrtc => "the CUDA toolkit's NVRTC (`pip install nvidia-cuda-nvrtc`)",
+            Part::Nccl => "NVIDIA's NCCL (`pip install nvidia-nccl-cu13`)",
         }
     }
 
@@ -45,6 +49,7 @@ impl Part {
             Part::Driver => "libcuda.so",
             Part::CublasLt => "libcublasLt.so",
             Part::Nvrtc => "libnvrtc.so",
+            Part::Nccl => "libnccl.so",
         };
         let versions = ["13", "12", "11", "10", "9", "1"];
         std::iter::once(stem.to_owned()).chain(versions.iter().map(|v| format!("{stem}.{v}"))).collect()
@@ -119,6 +124,16 @@ impl Part {
                 "nvrtcGetProgramLogSize",
                 "nvrtcGetCUBIN",
                 "nvrtcGetCUBINSize",
+            ],
+            Part::Nccl => &[
+                "ncclGetVersion",
+                "ncclGetUniqueId",
+                "ncclCommInitRankConfig",
+                "ncclCommGetAsyncError",
+                "ncclCommAbort",
+                "ncclBroadcast",
+                "ncclGetErrorString",
+                "ncclGetLastError",
             ],
         }
     }
@@ -224,7 +239,7 @@ impl LibraryError {
 pub struct Found {
     /// The file that was loaded.
     pub file: PathBuf,
-    /// Major and minor number of the CUDA it is of.
+    /// Major and minor number of the CUDA it is of; of NCCL its own.
     pub version: (i32, i32),
 }
 
@@ -284,6 +299,21 @@ pub fn nvrtc(driver: Option<&Driver>) -> Result<Found, LibraryError> {
     }
     std::mem::forget(library);
     fitting(Found { file, version: (major, minor) }, driver)
+}
+
+/// What processes hand weights on with.
+///
+/// # Errors
+/// It is not there, not that library, or too old.
+pub fn nccl() -> Result<Found, LibraryError> {
+    let (library, file) = load(Part::Nccl, &Part::Nccl.files())?;
+    let mut number = 0;
+    if let Some(version) = call::<Number>(&library, b"ncclGetVersion\0") {
+        // SAFETY: writes a number.
+        unsafe { version(&mut number) };
+    }
+    std::mem::forget(library);
+    Ok(Found { file, version: (number / 10_000, number / 100 % 100) })
 }
 
 /// The file with NVRTC's built-in functions, which it loads by itself: from beside it, or from where the loader looks.
@@ -487,7 +517,7 @@ mod tests {
         let Some(empty) = library(dir.path(), "libempty.so", "int something_else;") else { return };
         let lacks = driver_of(std::slice::from_ref(&empty)).unwrap_err();
         assert_eq!(lacks.to_string(), format!("{empty} has no function `cuInit`"));
-        for part in [Part::CublasLt, Part::Nvrtc] {
+        for part in [Part::CublasLt, Part::Nvrtc, Part::Nccl] {
             let lacks = load(part, std::slice::from_ref(&empty)).unwrap_err();
             assert!(matches!(lacks, LibraryError::Lacks { .. }), "{lacks}");
         }
@@ -550,7 +580,9 @@ mod tests {
     #[cfg(feature = "cuda")]
     #[test]
     fn names_are_tried_in_the_order_of_the_bindings() {
-        for (part, name) in [(Part::Driver, "cuda"), (Part::CublasLt, "cublasLt"), (Part::Nvrtc, "nvrtc")] {
+        let parts =
+            [(Part::Driver, "cuda"), (Part::CublasLt, "cublasLt"), (Part::Nvrtc, "nvrtc"), (Part::Nccl, "nccl")];
+        for (part, name) in parts {
             let mut theirs = Vec::new();
             for file in cudarc::get_lib_name_candidates(name) {
                 // Names of other systems apart, which no file here has.

@@ -1,9 +1,11 @@
 //! A GPU to train and sample on with our own kernels. Owns opening it and its options; must not know losses or requests.
 
 use crate::learner::GpuPasses;
-use crate::{Decoder, ModelError};
+use crate::{COMMUNICATOR_ID_BYTES, Communicator, Decoder, ModelError, Seat};
 use std::path::Path;
 
+#[cfg(feature = "cuda")]
+mod exchange;
 #[cfg(feature = "cuda")]
 mod passes;
 
@@ -89,6 +91,29 @@ impl Gpu {
         })
     }
 
+    /// A new communicator's id, for all processes that are to join it.
+    ///
+    /// # Errors
+    /// NCCL is missing or finds no interface to listen on.
+    pub fn communicator_id(&self) -> Result<[u8; COMMUNICATOR_ID_BYTES], ModelError> {
+        #[cfg(feature = "cuda")]
+        return exchange::communicator_id();
+        #[cfg(not(feature = "cuda"))]
+        Err(not_open())
+    }
+
+    /// Waits until all processes have joined a communicator.
+    ///
+    /// # Errors
+    /// NCCL is missing or refuses, others do not come in time.
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    pub fn join(&self, seat: Seat) -> Result<Communicator, ModelError> {
+        #[cfg(feature = "cuda")]
+        return self.opened.join(seat);
+        #[cfg(not(feature = "cuda"))]
+        Err(not_open())
+    }
+
     /// Does what allocates, copies and frees weights on a GPU beside one that samples: steps are not recorded meanwhile.
     pub fn setting_up<T>(work: impl FnOnce() -> T) -> T {
         #[cfg(feature = "cuda")]
@@ -103,6 +128,12 @@ impl Gpu {
 
     #[cfg(not(feature = "cuda"))]
     pub(crate) fn learner(&self, _decoder: Decoder, _options: &GpuOptions) -> Result<Box<dyn GpuPasses>, ModelError> {
-        Err(ModelError::Input("no GPU is open".into()))
+        Err(not_open())
     }
+}
+
+/// A build without CUDA opens none.
+#[cfg(not(feature = "cuda"))]
+fn not_open() -> ModelError {
+    ModelError::Input("no GPU is open".into())
 }

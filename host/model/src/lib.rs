@@ -4,6 +4,7 @@
 //! rewards, losses, sampling, optimisers or run directories.
 
 mod adapter;
+mod communicator;
 mod config;
 mod decoder;
 mod device;
@@ -23,6 +24,7 @@ mod sample;
 mod trained;
 
 pub use adapter::{Adapter, SETTINGS as ADAPTER_CONFIG_FILE};
+pub use communicator::{COMMUNICATOR_ID_BYTES, Communicator, Receiver, Seat};
 pub use config::{CONFIG_FILE, Family, ModelConfig};
 pub use decoder::{Decoder, Layer, Matrix, ParamRef, Vector};
 pub use device::Device;

@@ -1,7 +1,7 @@
 //! What inference sees of a model: [`Snapshot`] to sample from, [`Cache`] for a sequence, and what it may ask for. Owns
 //! these terms; must not know requests or training.
 
-use crate::{Adapter, Decoder, Kernels, ModelConfig, ModelError, Trained, fast, reference};
+use crate::{Adapter, Communicator, Decoder, Kernels, ModelConfig, ModelError, Receiver, Trained, fast, reference};
 use prl_kernels::Meter;
 use prl_types::TokenId;
 use std::sync::Arc;
@@ -48,6 +48,19 @@ pub trait Snapshot: Send + Sync {
     /// log softmax(logits / temperature)[id] of one row of logits, computed exactly as [`Learner::forward`] does on
     /// the CPU, so that sampler and trainer agree to the bit there. Temperature 0 counts as 1.
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32;
+
+    /// Sends these weights to all others of a communicator, who [await](Receiver::receive) them under a number.
+    ///
+    /// # Errors
+    /// Others do not come in time; weights that are not on a GPU.
+    fn send(&self, _: &Communicator, _number: u64) -> Result<(), ModelError> {
+        Err(ModelError::Input("only weights on a GPU go over NCCL".into()))
+    }
+
+    /// For the weights that follow these; none where they cannot come over a communicator.
+    fn receiver(&self) -> Option<Arc<dyn Receiver>> {
+        None
+    }
 }
 
 /// A step that was begun.

@@ -3,11 +3,12 @@
 
 use crate::app::App;
 use crate::asked::Asked;
+use crate::broadcast;
 use crate::error::ApiError;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use prl_model::Snapshot;
 use prl_types::PolicyVersion;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -61,30 +62,32 @@ pub(crate) async fn resume(
     Ok(Json(json!({"status": "resumed"})))
 }
 
-/// Samples from the weights in a folder from now on. Where they cannot be used, the old ones stay.
+/// Samples from other weights from now on: those in a folder, or without one those that its trainer sends. Where they cannot be
+/// used, the old ones stay.
 pub(crate) async fn update_weights(
     State(app): State<Arc<App>>,
     Asked { mut fields, .. }: Asked<true>,
 ) -> Result<Json<Value>, ApiError> {
-    let Some(dir) = fields.string("weight_dir")? else {
-        let message =
-            "`weight_dir` is missing; weights come from a folder, other ways are not supported by this server";
-        return Err(ApiError::field("weight_dir", message));
-    };
+    let dir = fields.string("weight_dir")?;
     let version: Option<u64> = fields.optional("version", "a non-negative integer")?;
+    let session = fields.string("session_id")?;
     // Keys and values of old weights are never shared with new requests in any case.
     fields.finish(&["reset_prefix_cache"])?;
-    if dir.is_empty() {
-        return Err(ApiError::field("weight_dir", "`weight_dir` is empty"));
+    match &dir {
+        Some(dir) if dir.is_empty() => return Err(ApiError::field("weight_dir", "`weight_dir` is empty")),
+        Some(_) => {}
+        None => app.membership.check(session.as_deref())?,
     }
     // One at a time, so that versions count on and memory holds one further model at most.
     let loading = app.clone();
     let update = tokio::spawn(async move {
         let mut updates = loading.updating.lock().await;
-        let weights = loading.weights.clone();
-        let loaded = tokio::task::spawn_blocking(move || weights.load(&PathBuf::from(dir))).await?;
-        let snapshot = loaded.map_err(|reason| ApiError::field("weight_dir", format!("`weight_dir`: {reason}")))?;
-        let version = PolicyVersion(version.unwrap_or_else(|| loading.engine.stats().version.0.saturating_add(1)));
+        let next = || loading.engine.stats().version.0.saturating_add(1);
+        let version = PolicyVersion(version.unwrap_or_else(next));
+        let snapshot = match dir {
+            Some(dir) => from_folder(&loading, PathBuf::from(dir)).await?,
+            None => broadcast::receive(&loading, version).await?,
+        };
         loading.engine.update(snapshot, version)?;
         loading.engine.ping().await?;
         *updates += 1;
@@ -96,9 +99,8 @@ pub(crate) async fn update_weights(
     Ok(Json(json!({"status": "updated", "version": version.0, "updates": updates})))
 }
 
-/// Weights over NCCL.
-pub(crate) async fn init_broadcaster() -> ApiError {
-    let message =
-        "this server does not take weights over NCCL; write them to a folder and send its path to `/update_weights`";
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, message).code("not_implemented")
+async fn from_folder(app: &App, dir: PathBuf) -> Result<Arc<dyn Snapshot>, ApiError> {
+    let weights = app.weights.clone();
+    let loaded = tokio::task::spawn_blocking(move || weights.load(&dir)).await?;
+    loaded.map_err(|reason| ApiError::field("weight_dir", format!("`weight_dir`: {reason}")))
 }

@@ -2,6 +2,7 @@
 //! seeds of requests; must not know any door.
 
 use crate::adapters::{AdapterLimits, Adapters};
+use crate::broadcast::Membership;
 use crate::clock;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -10,8 +11,10 @@ use crate::metrics::Metrics;
 use crate::pause::Lease;
 use axum::http::{HeaderMap, StatusCode};
 use prl_inference::Handle;
-use prl_model::{Adapter, Snapshot};
+use prl_model::{Adapter, Seat, Snapshot};
 use prl_render::Renderer;
+use prl_types::PolicyVersion;
+use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
@@ -35,6 +38,20 @@ pub trait Weights: Send + Sync {
     /// # Errors
     /// As [`Weights::load`].
     fn adapter(&self, dir: &Path) -> Result<Adapter, String>;
+
+    /// Joins a communicator that weights come over, in the place of the one before. `model` is the config.json of what it will send.
+    /// Called on a thread that may block; waits until all have joined.
+    ///
+    /// # Errors
+    /// Why not, in words for whoever trains: no GPU, another model than is served, others that do not come.
+    fn join(&self, seat: Seat, model: &Value) -> Result<(), String>;
+
+    /// Waits for the weights that the trainer sends as `version`, ready to sample from. Called on a thread that may block. After a
+    /// failure the communicator was left.
+    ///
+    /// # Errors
+    /// As [`Weights::join`].
+    fn receive(&self, version: PolicyVersion) -> Result<Arc<dyn Snapshot>, String>;
 }
 
 /// How the server is set up.
@@ -71,6 +88,7 @@ pub(crate) struct App {
     pub ready: Ready,
     /// Held while weights are loaded; how often that was.
     pub updating: tokio::sync::Mutex<u64>,
+    pub membership: Membership,
     /// Seconds since 1970.
     pub started: u64,
     requests: AtomicU64,
@@ -90,6 +108,7 @@ impl App {
             options,
             metrics: Arc::new(Metrics::new()),
             updating: tokio::sync::Mutex::default(),
+            membership: Membership::default(),
             started: clock::unix_seconds(),
             requests: AtomicU64::new(0),
             seeds: AtomicU64::new(0),

@@ -9,6 +9,7 @@ mod adapters;
 mod admin;
 mod app;
 mod asked;
+mod broadcast;
 mod chat;
 mod clock;
 mod completions;
@@ -60,7 +61,7 @@ pub fn router(engine: Handle, renderer: Arc<Renderer>, weights: Arc<dyn Weights>
         .route("/pause", post(admin::pause))
         .route("/resume", post(admin::resume))
         .route("/update_weights", post(admin::update_weights))
-        .route("/init_broadcaster", post(admin::init_broadcaster))
+        .route("/init_broadcaster", post(broadcast::init_broadcaster))
         .route("/load_lora_adapter", post(adapters::load))
         .route("/unload_lora_adapter", post(adapters::unload))
         .route("/v1/load_lora_adapter", post(adapters::load))

@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// What CUDA needs, and the GPUs.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Cuda {
     /// In the order in which they need each other.
     pub parts: Vec<Part>,
+    /// What a run does without on GPUs of its own.
+    pub optional: Vec<Part>,
     /// GPUs that the driver shows.
     pub gpus: Vec<Gpu>,
 }
@@ -49,6 +51,8 @@ pub enum Told {
     Next(String),
     /// What was found.
     Part(Part),
+    /// The same of what is not always needed.
+    Optional(Part),
     /// A GPU.
     Gpu(Gpu),
 }
@@ -105,6 +109,8 @@ pub fn look(open: bool, tell: &mut impl FnMut(Told)) {
         },
         tell,
     );
+    tell(Told::Next("NCCL".into()));
+    tell(Told::Optional(library("NCCL", libraries::nccl())));
     if open && complete {
         tell(Told::Next("opening cuda:0".into()));
         let opened = prl_model::Gpu::open(0, crate::compute::kernel_cache().as_deref(), Bits::default());
@@ -160,7 +166,8 @@ impl Part {
 fn library(name: &str, result: Result<Found, LibraryError>) -> Part {
     match result {
         Ok(Found { file, version: (major, minor) }) => {
-            Part::found(name, format!("{}, CUDA {major}.{minor}", file.display()))
+            let of = if name == "NCCL" { "" } else { "CUDA " };
+            Part::found(name, format!("{}, {of}{major}.{minor}", file.display()))
         }
         Err(error) => Part::wrong(name, &error),
     }
@@ -172,7 +179,7 @@ fn toolkit() -> PathBuf {
 
 /// What to do where a folder has a library that the loader did not find.
 fn beside(name: &str, folder: &Path) -> Option<String> {
-    let library = [Library::CublasLt, Library::Nvrtc].into_iter().find(|l| l.name() == name);
+    let library = [Library::CublasLt, Library::Nvrtc, Library::Nccl].into_iter().find(|l| l.name() == name);
     let files = library.map_or_else(|| vec![name.to_owned()], Library::files);
     let there = files.iter().any(|file| folder.join(file).exists());
     there.then(|| format!("it is in {0}: set LD_LIBRARY_PATH={0}", folder.display()))

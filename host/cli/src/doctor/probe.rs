@@ -36,7 +36,7 @@ pub fn ask(open: bool) -> Cuda {
         Err(error) => {
             let part =
                 Part::missing("CUDA", format!("it could not be looked at: {error}"), "start `prl doctor` again".into());
-            Cuda { parts: vec![part], gpus: Vec::new() }
+            Cuda { parts: vec![part], ..Cuda::default() }
         }
     }
 }
@@ -56,13 +56,14 @@ fn listen(mut child: Child, [patience, long]: [Duration; 2]) -> Cuda {
     } else {
         drop(sender);
     }
-    let mut cuda = Cuda { parts: Vec::new(), gpus: Vec::new() };
+    let mut cuda = Cuda::default();
     let mut next = "CUDA".to_string();
     let wrong = loop {
         let patience = if next == "driver" || next.starts_with("opening") { long } else { patience };
         match lines.recv_timeout(patience) {
             Ok(Told::Next(name)) => next = name,
             Ok(Told::Part(part)) => cuda.parts.push(part),
+            Ok(Told::Optional(part)) => cuda.optional.push(part),
             Ok(Told::Gpu(gpu)) => cuda.gpus.push(gpu),
             Err(RecvTimeoutError::Timeout) => {
                 let _ = child.kill();

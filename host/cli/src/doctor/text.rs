@@ -44,8 +44,9 @@ pub fn cuda(report: &Report, asked: bool) -> String {
         let _ = writeln!(text, "{line}");
     };
     line(format_args!("\nCUDA"));
-    for part in &report.cuda.parts {
-        let mark = if part.found { "ok" } else { "missing" };
+    let parts = report.cuda.parts.iter().map(|part| (part, "missing"));
+    for (part, absent) in parts.chain(report.cuda.optional.iter().map(|part| (part, "optional"))) {
+        let mark = if part.found { "ok" } else { absent };
         line(format_args!("  {mark:8} {:17} {}", part.name, part.detail));
         if let Some(remedy) = &part.remedy {
             line(format_args!("  {:8} {:17} -> {remedy}", "", ""));

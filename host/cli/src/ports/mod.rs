@@ -1,6 +1,7 @@
 //! The orchestrator's traits over the real crates. Each file joins two crates and owns nothing else.
 
 pub mod algorithm;
+pub mod broadcaster;
 pub mod env;
 pub mod loss;
 pub mod observer;

@@ -22,12 +22,15 @@ impl Snapshots {
     }
 
     /// Takes out `version` and drops all older ones.
-    fn take(&self, version: PolicyVersion) -> Option<Arc<dyn Snapshot>> {
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn take(&self, version: PolicyVersion) -> Result<Arc<dyn Snapshot>, String> {
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let newer = map.split_off(&PolicyVersion(version.0 + 1));
         let found = map.remove(&version);
         *map = newer;
-        found
+        found.ok_or_else(|| format!("policy {version} was not trained"))
     }
 }
 
@@ -64,10 +67,8 @@ impl Policy for EnginePolicy {
     }
 
     fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>> {
-        let result = match self.snapshots.take(version) {
-            Some(snapshot) => self.engine.update(snapshot, version).map_err(|e| e.to_string()),
-            None => Err(format!("policy {version} was not trained")),
-        };
+        let snapshot = self.snapshots.take(version);
+        let result = snapshot.and_then(|snapshot| self.engine.update(snapshot, version).map_err(|e| e.to_string()));
         futures::future::ready(result).boxed()
     }
 }

@@ -1,10 +1,11 @@
-//! Inference servers as the orchestrator's policy. Owns how weights get there, by a folder that both sides reach, and which
-//! server is asked; what they are asked is `remote`'s.
+//! Inference servers as the orchestrator's policy. Owns how weights get there, by a folder that both sides reach or from GPU to
+//! GPU, and which server is asked; what they are asked is `remote`'s.
 
 use crate::checkpoint::{write_adapter, write_weights};
 use crate::environments::seconds;
 use crate::failure::Failure;
-use crate::ports::policy::Scores;
+use crate::ports::broadcaster::Broadcaster;
+use crate::ports::policy::{Scores, Snapshots};
 use crate::remote::Client;
 use crate::remote::model::{RemoteModel, key_of};
 use crate::remote::tokens::Version;
@@ -16,18 +17,38 @@ use prl_model::Learner;
 use prl_orchestrator::{Policy, PolicyError, SampleRequest};
 use prl_store::{Checkpoints, Keep};
 use prl_types::{PolicyVersion, Sampled, TokenId};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Dotted path of their table.
 const KEY: &str = "orchestrator.model.client";
 /// How long a server may take to load weights.
 const UPDATE_TIMEOUT: Duration = Duration::from_secs(720);
+/// How long a server may take to say that it is there.
+const LIVENESS: Duration = Duration::from_secs(5);
+/// How much longer the answer of a server is waited for that waits for others itself.
+pub const LATER: Duration = Duration::from_secs(10);
+/// Where adapters are loaded.
+const ADAPTER_DOOR: &str = "/load_lora_adapter";
 /// Between two lines that say that servers are waited for.
 const REMINDER: Duration = Duration::from_secs(30);
+
+/// Where servers get weights from.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    /// A folder.
+    Folder(&'a Path),
+    /// The communicator of a session.
+    Nccl {
+        /// Its name.
+        session: &'a str,
+        /// How long a server waits for it.
+        patience: Duration,
+    },
+}
 
 /// The servers, each with the way in for weights.
 pub struct Servers {
@@ -82,34 +103,87 @@ impl Servers {
     /// Sends weights that the policy is like, to see that servers take them before anything depends on it.
     pub async fn check_update(&self, weights: &Path) -> Result<(), Failure> {
         let hint = "see `admin_base_url` and `admin_api_key_var`, and that it serves this model";
-        let sent = self.update(PolicyVersion(0), weights).await;
+        let sent = self.update(PolicyVersion(0), Source::Folder(weights)).await;
         sent.map_err(|error| Failure::input(format_args!("`{KEY}`: {error}; a server must take weights: {hint}")))
     }
 
-    /// Sends `weights` to all servers.
-    async fn update(&self, version: PolicyVersion, weights: &Path) -> Result<(), String> {
-        let one = |(server, admin): &(RemoteModel, RemoteModel)| {
-            let (door, body) = match self.adapter {
-                // What samples with the one of that name before goes on with it.
-                true => {
-                    let body = json!({ "lora_name": server.model, "lora_path": weights, "load_inplace": true });
-                    ("/load_lora_adapter", body)
-                }
-                false => ("/update_weights", json!({ "weight_dir": weights, "version": version.0 })),
-            };
-            let admin = admin.clone();
-            async move { admin.post(&self.client, door, &body).await }
-        };
-        let sent = self.servers.iter().map(one);
-        let mut sent = std::pin::pin!(try_join_all(sent));
-        let answers = loop {
-            tokio::select! {
-                answers = &mut sent => break answers.map_err(|e| e.to_string())?,
-                () = tokio::time::sleep(REMINDER) => {
-                    tracing::warn!(target: "prl_orchestrator", "Waiting for servers to take the weights of policy {version}");
+    /// Sees that servers take adapters: one that does has something to say about an adapter without a folder.
+    pub async fn check_adapters(&self) -> Result<(), Failure> {
+        for (server, admin) in &self.servers {
+            let body = json!({ "lora_name": server.model, "lora_path": "" });
+            match admin.post(&self.client, ADAPTER_DOOR, &body).await {
+                Err(ServiceError::Invalid(text)) if text.contains("lora_path") => {}
+                Ok(_) => {}
+                Err(error) => {
+                    let hint = "start it with `enable_lora = true`; see `admin_base_url` and `admin_api_key_var`";
+                    return Err(Failure::input(format_args!("`{KEY}`: {error}; a server must take adapters: {hint}")));
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Asks every server, by its number, at one door; gives what they say. `what` they do completes "Waiting for servers to". With
+    /// `patience` it may take that long and is not tried again.
+    pub async fn ask_all(
+        &self,
+        what: &str,
+        patience: Option<Duration>,
+        ask: impl Fn(usize, &RemoteModel) -> (&'static str, Value),
+    ) -> Result<Vec<Value>, String> {
+        let one = |(n, (server, admin)): (usize, &(RemoteModel, RemoteModel))| {
+            let (door, body) = ask(n, server);
+            let admin = match patience {
+                Some(timeout) => RemoteModel { timeout, max_retries: 0, ..admin.clone() },
+                None => admin.clone(),
+            };
+            async move { admin.post(&self.client, door, &body).await }
         };
+        let asked = self.servers.iter().enumerate().map(one);
+        let mut asked = std::pin::pin!(try_join_all(asked));
+        loop {
+            tokio::select! {
+                answers = &mut asked => return answers.map_err(|e| e.to_string()),
+                () = tokio::time::sleep(REMINDER) => {
+                    tracing::warn!(target: "prl_orchestrator", "Waiting for servers to {what}");
+                }
+            }
+        }
+    }
+
+    /// Servers that do not answer.
+    pub async fn silent(&self) -> Vec<String> {
+        let mut silent = Vec::new();
+        for (_, admin) in &self.servers {
+            let quick = RemoteModel { timeout: LIVENESS, max_retries: 0, ..admin.clone() };
+            if let Err(ServiceError::Upstream(_)) = quick.get(&self.client, "/liveness").await {
+                silent.push(admin.base_url.clone());
+            }
+        }
+        silent
+    }
+
+    /// Has all servers take weights.
+    pub async fn update(&self, version: PolicyVersion, source: Source<'_>) -> Result<(), String> {
+        let what = format!("take the weights of policy {version}");
+        let patience = match source {
+            Source::Folder(_) => None,
+            Source::Nccl { patience, .. } => Some(patience + LATER),
+        };
+        let answers = self.ask_all(&what, patience, |_, server| match source {
+            // What samples with the one of that name before goes on with it.
+            Source::Folder(weights) if self.adapter => {
+                (ADAPTER_DOOR, json!({ "lora_name": server.model, "lora_path": weights, "load_inplace": true }))
+            }
+            Source::Folder(weights) => ("/update_weights", json!({ "weight_dir": weights, "version": version.0 })),
+            Source::Nccl { session, .. } => ("/update_weights", json!({ "session_id": session, "version": version.0 })),
+        });
+        let answers = answers.await?;
         let mut known = self.updates.lock().unwrap_or_else(PoisonError::into_inner);
         for ((known, answer), (server, _)) in known.iter_mut().zip(&answers).zip(&self.servers) {
             let told = answer["updates"].as_u64();
@@ -165,12 +239,20 @@ impl Scores for Servers {
     }
 }
 
-/// The policy on servers, with the folder that its weights go through.
+/// The policy on servers.
 pub struct ServedPolicy {
     /// Where it is sampled.
     pub servers: Arc<Servers>,
-    /// Where its weights are.
-    pub broadcasts: Checkpoints,
+    /// How its weights get there.
+    pub way: Way,
+}
+
+/// How weights get to servers.
+pub enum Way {
+    /// Through the folders in this one.
+    Folder(Checkpoints),
+    /// Over NCCL, from the trainer's copies.
+    Nccl(Broadcaster, Snapshots),
 }
 
 impl Policy for ServedPolicy {
@@ -179,7 +261,21 @@ impl Policy for ServedPolicy {
     }
 
     fn set_policy(&self, version: PolicyVersion) -> BoxFuture<'_, Result<(), String>> {
-        async move { self.servers.update(version, &self.broadcasts.path(version.0)).await }.boxed()
+        async move {
+            let begun = Instant::now();
+            match &self.way {
+                Way::Folder(broadcasts) => {
+                    self.servers.update(version, Source::Folder(&broadcasts.path(version.0))).await?;
+                }
+                Way::Nccl(broadcaster, snapshots) => {
+                    broadcaster.send(&self.servers, version, snapshots.take(version)?).await?;
+                }
+            }
+            let took = begun.elapsed().as_secs_f64() * 1e3;
+            tracing::debug!(target: "prl_orchestrator", "Servers took the weights of policy {version} in {took:.1} ms");
+            Ok(())
+        }
+        .boxed()
     }
 }
 

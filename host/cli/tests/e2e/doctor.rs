@@ -21,6 +21,7 @@ fn it_says_what_there_is_and_how_to_get_the_rest() {
     }
     let parts = report["cuda"]["parts"].as_array().unwrap();
     assert_eq!(parts.len(), 6);
+    assert_eq!(report["cuda"]["optional"][0]["name"], "NCCL");
     for part in parts {
         assert_eq!(part["found"] == true, part["remedy"] == Value::Null, "{part}");
     }

@@ -127,5 +127,6 @@ fn servers_get_the_adapter_alone() {
     let (_server, address) = start(&scratch, "");
     let client = format!("--orchestrator.model.client.base-url http://{address}/v1");
     let done = scratch.rl("no", &format!("{LORA} --max-steps 1 {client}"));
-    assert!(done.code == Some(1) && done.stderr.contains("enable_lora = true"), "{done}");
+    refused(&done, &["`orchestrator.model.client`", "takes no adapters", "enable_lora = true"]);
+    assert!(!scratch.path("no").exists());
 }

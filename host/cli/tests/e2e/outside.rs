@@ -84,6 +84,9 @@ fn the_policy_is_sampled_on_a_server() {
     let lopsided = scratch.rl("no", &lopsided);
     assert_eq!(lopsided.code, Some(2), "{lopsided}");
     assert!(lopsided.stderr.contains("admin_base_url` has 2 addresses for the 1 of"), "{lopsided}");
+    // From GPU to GPU, which needs one.
+    let nccl = scratch.rl("no", &format!("{client} --weight-broadcast.type nccl"));
+    refused(&nccl, &["`weight_broadcast.type", "GPU"]);
     drop(server);
     let gone = format!("{client} --orchestrator.model.client.wait-for-ready-timeout 0");
     refused(&scratch.rl("no", &gone), &["`orchestrator.model.client`", "refused"]);

@@ -25,7 +25,7 @@ pub use orchestrator::{
     ZeroAdvantageFilter,
 };
 pub use rl::{RlConfig, SharedCkpt, SharedLog, SharedModel, SharedWandb};
-pub use services::{FrozenModel, Grant, LlmRole, PolicyClient};
+pub use services::{FilesystemBroadcast, FrozenModel, Grant, LlmRole, NcclBroadcast, PolicyClient, WeightBroadcast};
 pub use sft::{
     EnvData, FakeData, FakeIds, FakeLength, FileData, LossMask, SftConfig, SftData, SftVal, StoppingStrategy,
 };

@@ -3,6 +3,7 @@
 use super::common::{Device, Kernels, LogLevel, Tokenizer};
 use super::inference::InferenceConfig;
 use super::orchestrator::OrchestratorConfig;
+use super::services::{FilesystemBroadcast, WeightBroadcast};
 use super::trainer::{DEFAULT_MODEL, TrainerConfig};
 use crate::macros::section;
 use std::path::PathBuf;
@@ -101,6 +102,8 @@ section! {
         ckpt: Option<SharedCkpt> = None;
         /// Weights & Biases for all components; not recorded without this section.
         wandb: Option<SharedWandb> = None;
+        /// How new weights get to servers that sample; in one process they are there.
+        weight_broadcast: WeightBroadcast = WeightBroadcast::Filesystem(FilesystemBroadcast::default());
         /// Training.
         trainer: TrainerConfig = TrainerConfig::default();
         /// Rollouts.
@@ -108,7 +111,7 @@ section! {
         /// The inference engine.
         inference: InferenceConfig = InferenceConfig::default();
     }
-    unsupported ["env_vars", "weight_broadcast", "deployment", "slurm", "run", "rollout_transport"]
+    unsupported ["env_vars", "deployment", "slurm", "run", "rollout_transport"]
     renamed [
         "bench" => "`prl trainer @ trainer.toml --bench`, which measures the trainer alone",
         "clean" => "`clean_output_dir = true`",

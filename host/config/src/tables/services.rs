@@ -1,6 +1,6 @@
 //! What an environment may be granted beside its log, and what stands behind the grants.
 
-use crate::macros::{choice, section};
+use crate::macros::{choice, section, union};
 
 choice! {
     /// A capability of an environment.
@@ -66,6 +66,38 @@ section! {
         "headers", "headers_from_env", "extra_headers_from_state", "skip_model_check", "dp_rank_count", "elastic",
         "router_url",
     ]
+}
+
+section! {
+    /// Weights go by a folder that trainer and servers both reach.
+    pub struct FilesystemBroadcast {}
+    unsupported ["save_format", "save_sharded"]
+}
+
+section! {
+    /// Weights go from GPU to GPU.
+    pub struct NcclBroadcast {
+        /// Seconds that trainer and servers wait for each other.
+        timeout: f64 = 1200.0 => [Above(0.0), Max(86_400.0)];
+    }
+    unsupported ["quantize_in_weight_transfer"]
+    renamed [
+        "host" => "the variable NCCL_SOCKET_IFNAME of the trainer's environment, which names the network interface",
+        "port" => "nothing: servers get the address that NCCL listens on with its id",
+        "inference_world_size" => "nothing: it is the number of `orchestrator.model.client.base_url`",
+    ]
+}
+
+union! {
+    /// How new weights get to servers that sample.
+    pub enum WeightBroadcast {
+        /// Through a folder.
+        "filesystem" => Filesystem(FilesystemBroadcast),
+        /// From GPU to GPU.
+        "nccl" => Nccl(NcclBroadcast),
+    }
+    default "filesystem"
+    unsupported ["nixl"]
 }
 
 section! {

@@ -3,7 +3,9 @@
 use super::{adapter, clean_or_resume, exact, fresh, model, optim, renderer, scheduler};
 use crate::loaded::{Validator, shown};
 use crate::schema::json;
-use crate::tables::{EnvHost, Filter, Grant, OrchestratorConfig, RlConfig};
+use crate::tables::{
+    Device, EnvHost, Filter, Grant, Kernels, MatmulPrecision, OrchestratorConfig, RlConfig, WeightBroadcast,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +31,7 @@ pub(crate) fn rl(config: &RlConfig, v: &mut Validator<'_>) {
     model(&config.trainer.model, "trainer.", v);
     adapter(&config.trainer.model, config.trainer.ckpt.as_ref(), "trainer.", v);
     adapters(config, v);
+    broadcast(config, v);
     optim(&config.trainer.optim, "trainer.", v);
     scheduler(&config.trainer.scheduler, config.trainer.max_steps, "trainer.", v);
     let resume = config.trainer.ckpt.as_ref().and_then(|c| c.resume_step);
@@ -64,6 +67,34 @@ fn adapters(config: &RlConfig, v: &mut Validator<'_>) {
         let message =
             format!("`{key}` is not supported with `{client}` and an adapter: servers have other weights below it");
         v.fail(&[key, client], message);
+    }
+}
+
+/// NCCL takes weights from GPU to GPU, as they are sampled from.
+fn broadcast(config: &RlConfig, v: &mut Validator<'_>) {
+    if !matches!(config.weight_broadcast, WeightBroadcast::Nccl(_)) {
+        return;
+    }
+    let key = "weight_broadcast.type";
+    let mut refuse = |other: &str, why: &str| v.fail(&[key, other], format!("`{key} = \"nccl\"` {why}"));
+    if config.orchestrator.model.client.is_none() {
+        refuse(
+            "orchestrator.model.client",
+            "needs `[orchestrator.model.client]`: without it the policy is sampled in this process",
+        );
+    }
+    if config.device == Device::Cpu {
+        refuse("device", "needs a GPU, and `device` is \"cpu\"");
+    }
+    if config.kernels == Kernels::Reference {
+        refuse("kernels", "is not supported with `kernels = \"reference\"`");
+    }
+    if config.trainer.matmul_precision == MatmulPrecision::Highest {
+        let why = "is not supported with `trainer.matmul_precision = \"highest\"`: servers sample from bf16 weights";
+        refuse("trainer.matmul_precision", why);
+    }
+    if config.trainer.model.lora.is_some() {
+        refuse("trainer.model.lora", "is not supported with `[trainer.model.lora]`: adapters go through a folder");
     }
 }
 

@@ -9,6 +9,7 @@
 mod attention;
 mod buffers;
 mod chain;
+mod communicator;
 mod compile;
 mod context;
 mod decode;
@@ -30,6 +31,7 @@ mod trace;
 
 pub use attention::{Attention, AttentionGrads, HeadLayout};
 pub use buffers::Pinned;
+pub use communicator::{COMMUNICATOR_ID_BYTES, Communicator, Seat, communicator_id};
 pub use context::{Context, Event, In, Out};
 pub use cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,
@@ -70,6 +72,14 @@ pub enum CudaError {
         what: String,
         /// The library's answer.
         source: cudarc::cublaslt::result::CublasError,
+    },
+    /// NCCL refused something, or others did not come.
+    #[error("{what}: {text}")]
+    Nccl {
+        /// What was being done.
+        what: &'static str,
+        /// What became of it.
+        text: String,
     },
     /// A kernel did not compile.
     #[error("kernels for {arch} did not compile ({status}): {log}")]

@@ -7,8 +7,8 @@ use crate::fused::{AdamWNumbers, FusedAdamW, FusedStep, Moments};
 use crate::learner::{GpuPasses, Rows, inverse};
 use crate::sample::{CacheKind, check_ids};
 use crate::{
-    Adapter, Answer, Cache, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Score, Snapshot, Underway,
-    Want,
+    Adapter, Answer, Cache, Communicator, Decoder, Device, Draw, Extend, ModelConfig, ModelError, Packed, Receiver,
+    Score, Snapshot, Underway, Want,
 };
 use prl_kernels::cuda::decoder::{
     self, Item, Keep, Sampling, StepNumbers, Targets, Training, TrainingOptions, Workspace, self_test,
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Clone)]
 pub(super) struct Opened {
     training: Arc<Context>,
-    sampling: Arc<Context>,
+    pub sampling: Arc<Context>,
     index: usize,
 }
 
@@ -35,7 +35,7 @@ fn device(index: usize) -> impl Fn(CudaError) -> ModelError {
     }
 }
 
-fn failed(e: CudaError) -> ModelError {
+pub(super) fn failed(e: CudaError) -> ModelError {
     match e {
         CudaError::Memory { .. } => ModelError::Memory(e.to_string()),
         _ => ModelError::Execution(e.to_string()),
@@ -61,7 +61,7 @@ impl Opened {
 }
 
 /// An element type with its kind of cache.
-trait Stored: Element {
+pub(super) trait Stored: Element {
     fn wrap(cache: decoder::Cache<Self>) -> CacheKind;
     fn of(kind: &mut CacheKind) -> Option<&mut decoder::Cache<Self>>;
 }
@@ -280,15 +280,15 @@ impl<T: Stored> FusedAdamW for Trained<T> {
 }
 
 /// Weights to sample from.
-struct Sampled<T: Element> {
-    config: Arc<ModelConfig>,
-    sampling: Sampling<T>,
-    adapters: Arc<Brought<T>>,
+pub(super) struct Sampled<T: Element> {
+    pub config: Arc<ModelConfig>,
+    pub sampling: Sampling<T>,
+    pub adapters: Arc<Brought<T>>,
 }
 
 /// Adapters that were brought to the GPU, by their numbers, as long as they are there. Whoever samples lets them go, so that nothing
 /// is freed while a step is being recorded.
-struct Brought<T>(Mutex<HashMap<u64, (Weak<()>, Arc<LowRanks<T>>)>>);
+pub(super) struct Brought<T>(Mutex<HashMap<u64, (Weak<()>, Arc<LowRanks<T>>)>>);
 
 impl<T> Default for Brought<T> {
     fn default() -> Self {
@@ -369,6 +369,14 @@ impl<T: Stored> Snapshot for Sampled<T> {
 
     fn logprob(&self, logits: &[f32], id: TokenId, temperature: f32) -> f32 {
         prl_kernels::log_softmax_at(logits, inverse(temperature), id).logprob
+    }
+
+    fn send(&self, to: &Communicator, number: u64) -> Result<(), ModelError> {
+        self.sampling.send(&to.inner, number).map_err(failed)
+    }
+
+    fn receiver(&self) -> Option<Arc<dyn Receiver>> {
+        Some(self.awaiting())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The trainer's doors and what monitors ask.
 
-use crate::bench::{Bench, folder, options, refused};
+use crate::bench::{Bench, LOST, folder, options, refused};
+use base64::Engine as _;
 use prl_inference::EngineConfig;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -92,11 +93,75 @@ async fn new_weights_are_taken_or_the_old_ones_stay() {
     assert_eq!(back["choices"][0]["logprobs"], before["choices"][0]["logprobs"]);
 }
 
+/// What a trainer of two servers asks the first one.
+fn invitation(session: &str) -> Value {
+    let id = base64::engine::general_purpose::STANDARD.encode([7; 128]);
+    json!({"unique_id": id, "rank_offset": 0, "inference_world_size": 2, "session_id": session, "timeout": 5, "model": {}})
+}
+
 #[tokio::test]
-async fn what_is_not_there_says_so() {
+async fn weights_come_over_the_communicator_that_was_joined_last() {
     let bench = Bench::new();
-    let (status, answer) = bench.post("/init_broadcaster", &json!({})).await;
-    assert_eq!((status.as_u16(), &answer["error"]["type"]), (501, &json!("not_implemented_error")));
+    let update = async |body: Value, words: &str| {
+        let (status, answer) = bench.post("/update_weights", &body).await;
+        let message = refused(status, &answer);
+        assert!(message.contains(words), "{message}");
+    };
+    update(json!({"session_id": "a", "version": 3}), "`/init_broadcaster`").await;
+    let joined = json!({"status": "joined", "rank": 1, "world_size": 3});
+    assert_eq!(bench.ok("/init_broadcaster", invitation("a")).await, joined);
+    update(json!({"version": 3}), "`session_id` is missing").await;
+    assert_eq!(
+        bench.ok("/update_weights", json!({"session_id": "a", "version": 3})).await,
+        json!({"status": "updated", "version": 3, "updates": 1})
+    );
+    // A folder will do at any time.
+    assert_eq!(bench.ok("/update_weights", json!({"weight_dir": folder()})).await["version"], 4);
+
+    bench.ok("/init_broadcaster", invitation("b")).await;
+    update(json!({"session_id": "a", "version": 5}), "another one took it").await;
+    update(json!({"session_id": "b", "version": LOST}), "nobody sent it").await;
+    update(json!({"session_id": "b", "version": 5}), "the communicator was left").await;
+    assert_eq!(bench.handle.stats().version.0, 4);
+}
+
+#[tokio::test]
+async fn one_who_does_not_come_does_not_keep_others_out() {
+    let bench = Bench::new();
+    let mut alone = invitation("gone");
+    alone["model"] = json!({"waits": true});
+    let (waiting, joined) = tokio::join!(bench.post("/init_broadcaster", &alone), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        bench.ok("/init_broadcaster", invitation("here")).await
+    });
+    assert!(refused(waiting.0, &waiting.1).contains("called off"));
+    assert_eq!(joined["status"], "joined");
+    bench.ok("/update_weights", json!({"session_id": "here", "version": 1})).await;
+}
+
+#[tokio::test]
+async fn an_invitation_that_makes_no_sense_is_refused() {
+    let bench = Bench::new();
+    for (field, value, words) in [
+        ("unique_id", json!("AAAA"), "128 bytes"),
+        ("unique_id", json!("?"), "base64"),
+        ("unique_id", Value::Null, "missing"),
+        ("rank_offset", json!(2), "below"),
+        ("rank_offset", json!(-1), "integer"),
+        ("inference_world_size", json!(0), "below"),
+        ("timeout", json!(0), "above 0"),
+        ("session_id", json!(""), "1 to 256"),
+        ("model", Value::Null, "missing"),
+        ("quantize_in_weight_transfer", json!(true), "not supported"),
+        ("port", json!(29501), "port"),
+        ("model", json!({"refused": true}), "there is no GPU"),
+    ] {
+        let mut body = invitation("x");
+        body[field] = value;
+        let (status, answer) = bench.post("/init_broadcaster", &body).await;
+        let message = refused(status, &answer);
+        assert!(message.contains(words), "{field}: {message}");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use prl_inference::{Engine, EngineConfig, Handle};
 use prl_kernels::Meter;
-use prl_model::{Adapter, Answer, Cache, Decoder, Device, Extend, Kernels, ModelConfig, ModelError, Snapshot, Want};
+use prl_model::{
+    Adapter, Answer, Cache, Decoder, Device, Extend, Kernels, ModelConfig, ModelError, Seat, Snapshot, Want,
+};
 use prl_render::{Renderer, RendererOptions};
 use prl_server::{Options, Weights};
 use prl_types::{PolicyVersion, TokenId};
@@ -86,7 +88,12 @@ impl Snapshot for Scripted {
 struct Folders {
     slow: Arc<Mutex<Duration>>,
     loads: Arc<AtomicUsize>,
+    /// The place in the communicator that was joined last.
+    seat: Arc<Mutex<Option<Seat>>>,
 }
+
+/// A version that no trainer sends.
+pub const LOST: u64 = 666;
 
 impl Weights for Folders {
     fn load(&self, dir: &Path) -> Result<Arc<dyn Snapshot>, String> {
@@ -102,6 +109,31 @@ impl Weights for Folders {
 
     fn adapter(&self, dir: &Path) -> Result<Adapter, String> {
         Adapter::load(dir, DECODER.config()).map_err(|e| e.to_string())
+    }
+
+    fn join(&self, seat: Seat, model: &Value) -> Result<(), String> {
+        if model["refused"] == true {
+            return Err("there is no GPU".into());
+        }
+        *self.seat.lock().unwrap() = None;
+        // Others that do not come.
+        while model["waits"] == true {
+            if seat.called_off.load(Ordering::SeqCst) {
+                return Err("it was called off".into());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        *self.seat.lock().unwrap() = Some(seat);
+        Ok(())
+    }
+
+    fn receive(&self, version: PolicyVersion) -> Result<Arc<dyn Snapshot>, String> {
+        self.seat.lock().unwrap().as_ref().ok_or("the communicator was left")?;
+        if version.0 == LOST {
+            *self.seat.lock().unwrap() = None;
+            return Err("nobody sent it".into());
+        }
+        DECODER.snapshot(Kernels::Fast).map_err(|e| e.to_string())
     }
 }
 
@@ -165,7 +197,7 @@ impl Bench {
         let renderer = Arc::new(renderer);
         let handle = engine.handle();
         let loads = Arc::<AtomicUsize>::default();
-        let folders = Folders { slow: slow.clone(), loads: loads.clone() };
+        let folders = Folders { slow: slow.clone(), loads: loads.clone(), seat: Arc::default() };
         let router = prl_server::router(handle.clone(), renderer.clone(), Arc::new(folders), options);
         Bench { router, engine: Some(engine), handle, renderer, script, slow, loads }
     }

@@ -105,7 +105,7 @@ pub struct Score {
 pub struct Sampling<T: Element> {
     pub(super) c: Arc<Context>,
     pub(super) weights: Arc<Weights<T>>,
-    work: Workspace,
+    pub(super) work: Workspace,
 }
 
 /// Memory that calls use again, whichever weights they are of. For one model: it holds its rotation's table.

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::cuda::{Context, CudaError, CudaSlice, CudaView, Element};
+use crate::cuda::{Communicator, Context, CudaError, CudaSlice, CudaView, Element, check};
 use crate::weights::Rope;
 
 use super::layout::{LayerSpans, Layout, Span};
@@ -42,6 +42,40 @@ impl<T: Element> Copies<T> {
         matrices: &CudaView<'_, T>,
         vectors: &CudaView<'_, f32>,
     ) -> Result<Weights<T>, CudaError> {
+        self.filled(c, layout, rope, |own| {
+            c.copy(matrices, &mut own.matrices)?;
+            c.copy(vectors, &mut own.vectors)?;
+            c.synchronize()
+        })
+    }
+
+    /// What rank 0 of a communicator [sends](Weights::send) under a number.
+    pub fn received(
+        &self,
+        c: &Context,
+        layout: Layout,
+        rope: Rope,
+        nccl: &Communicator,
+        number: u64,
+    ) -> Result<Weights<T>, CudaError> {
+        let head = head::<T>(&layout, number);
+        self.filled(c, layout, rope, |own| {
+            // A fresh buffer is there once its allocation is.
+            c.synchronize()?;
+            let sent = nccl.receive_numbers(head.len())?;
+            check("weights", sent == head, || format!("those sent are {sent:?}, awaited were {head:?}"))?;
+            nccl.receive(&mut own.matrices)?;
+            nccl.receive(&mut own.vectors)
+        })
+    }
+
+    fn filled(
+        &self,
+        c: &Context,
+        layout: Layout,
+        rope: Rope,
+        fill: impl FnOnce(&mut Buffers<T>) -> Result<(), CudaError>,
+    ) -> Result<Weights<T>, CudaError> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // One that nobody else has is free, and one free one is enough.
         let free = all.iter().position(|b| Arc::strong_count(b) == 1).map(|at| all.swap_remove(at));
@@ -54,12 +88,26 @@ impl<T: Element> Copies<T> {
             }),
         };
         let taken = || CudaError::Shape { op: "weights", what: "buffers that are in use".to_owned() };
-        let own = Arc::get_mut(&mut buffers).ok_or_else(taken)?;
-        c.copy(matrices, &mut own.matrices)?;
-        c.copy(vectors, &mut own.vectors)?;
-        c.synchronize()?;
+        fill(Arc::get_mut(&mut buffers).ok_or_else(taken)?)?;
         all.push(buffers.clone());
         Ok(Weights { layout, rope, buffers })
+    }
+}
+
+/// What goes before weights: how large they are, and which.
+fn head<T>(layout: &Layout, number: u64) -> [u64; 4] {
+    [size_of::<T>() as u64, layout.matrices as u64, layout.total as u64, number]
+}
+
+impl<T: Element> Weights<T> {
+    /// Sends them to all others of a nccl, under a number that they await.
+    ///
+    /// # Errors
+    /// As of [`Communicator::send`].
+    pub fn send(&self, nccl: &Communicator, number: u64) -> Result<(), CudaError> {
+        nccl.send_numbers(&head::<T>(&self.layout, number))?;
+        nccl.send(&self.buffers.matrices)?;
+        nccl.send(&self.buffers.vectors)
     }
 }
 
