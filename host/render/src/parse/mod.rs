@@ -155,6 +155,7 @@ mod tests {
             "<tool_",
             "hello",
         ]);
+        let piece = prop_oneof![12 => piece.prop_map(str::to_owned), 1 => ".{0,3}"];
         prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
     }
 
