@@ -6,8 +6,7 @@ use crate::logging;
 use prl_config::{AcMode, AcTarget, MatmulPrecision, Optim, TrainerModel};
 use prl_kernels::libraries::LibraryError;
 use prl_model::{
-    Arithmetic, Bits, Decoder, Device, GPU_PASS_TOKENS, Gpu, GpuOptions, Kernels, Learner, LoraPlan, ModelConfig,
-    ModelError, Recompute,
+    Arithmetic, Bits, Decoder, Device, Gpu, GpuOptions, Kernels, Learner, LoraPlan, ModelConfig, ModelError, Recompute,
 };
 use std::path::{Path, PathBuf};
 
@@ -75,9 +74,9 @@ impl Compute {
         self.gpu.as_ref()
     }
 
-    /// Tokens of a training pass over rows of at most `row`, as [`Learner::pass_tokens`] has it.
+    /// Tokens of a training pass over rows of at most `row`, as [`prl_model::pass_tokens`] has it.
     pub fn pass_tokens(&self, row: usize) -> usize {
-        if self.on_gpu() { row.max(GPU_PASS_TOKENS) } else { row }
+        prl_model::pass_tokens(row, self.on_gpu())
     }
 
     /// Whether the optimiser at `key` is to be had here.

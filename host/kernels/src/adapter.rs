@@ -9,65 +9,9 @@ use crate::dropout::Dropout;
 use crate::forward::ROWS;
 use crate::gemm::{TnJob, nn, nt, tn_acc_many};
 use crate::pool::Buffer;
+use crate::projection::Projection;
 use crate::shared::{Shared, for_ranges};
 use crate::weights::{Dims, KernelError};
-
-/// A matrix of a layer that may have an addition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Projection {
-    /// The query projection.
-    Q,
-    /// The key projection.
-    K,
-    /// The value projection.
-    V,
-    /// The output projection of the attention.
-    O,
-    /// The gate projection.
-    Gate,
-    /// The up projection.
-    Up,
-    /// The down projection.
-    Down,
-}
-
-impl Projection {
-    /// All of them, in the order of additions everywhere.
-    pub const ALL: [Projection; 7] = [
-        Projection::Q,
-        Projection::K,
-        Projection::V,
-        Projection::O,
-        Projection::Gate,
-        Projection::Up,
-        Projection::Down,
-    ];
-
-    /// Its module within a layer, as Hugging Face spells it.
-    pub fn module(self) -> &'static str {
-        match self {
-            Projection::Q => "self_attn.q_proj",
-            Projection::K => "self_attn.k_proj",
-            Projection::V => "self_attn.v_proj",
-            Projection::O => "self_attn.o_proj",
-            Projection::Gate => "mlp.gate_proj",
-            Projection::Up => "mlp.up_proj",
-            Projection::Down => "mlp.down_proj",
-        }
-    }
-
-    /// `[out, in]`.
-    pub fn shape(self, d: &Dims) -> [usize; 2] {
-        let (h, q, kv, f) = (d.hidden, d.q_width(), d.kv_width(), d.ffn);
-        match self {
-            Projection::Q => [q, h],
-            Projection::K | Projection::V => [kv, h],
-            Projection::O => [h, q],
-            Projection::Gate | Projection::Up => [f, h],
-            Projection::Down => [h, f],
-        }
-    }
-}
 
 /// An addition of rank `r` to a matrix `[out, in]`.
 #[derive(Clone, Debug, PartialEq)]
@@ -152,20 +96,56 @@ impl AdapterLayer {
         self.iter().for_each(|(which, pair)| *zeros.slot(which) = Some(pair.zeros()));
         zeros
     }
+}
 
-    /// Checks the additions against a decoder's dimensions.
+/// The additions of a decoder's layers, which fit its matrices.
+#[derive(Clone, Copy, Debug)]
+pub struct AdapterView<'a> {
+    layers: &'a [AdapterLayer],
+    dims: &'a Dims,
+}
+
+impl<'a> AdapterView<'a> {
+    /// Checks additions by layer against a decoder's dimensions; layers behind the last one have none.
     ///
     /// # Errors
-    /// Names the first that does not fit.
-    pub fn validate(&self, d: &Dims) -> Result<(), KernelError> {
-        for (which, LowRank { a, b, rank }) in self.iter() {
-            let shape = which.shape(d);
-            if *rank == 0 || a.len() != rank * shape[1] || b.len() != shape[0] * rank {
+    /// More layers than the decoder has; the first addition that does not fit its matrix.
+    pub fn new(layers: &'a [AdapterLayer], dims: &'a Dims) -> Result<Self, KernelError> {
+        if layers.len() > dims.layers {
+            return Err(KernelError::AdapterLayers { got: layers.len(), most: dims.layers });
+        }
+        for (which, LowRank { a, b, rank }) in layers.iter().flat_map(AdapterLayer::iter) {
+            let shape = which.shape(dims);
+            let want = [rank.checked_mul(shape[1]), rank.checked_mul(shape[0])];
+            if *rank == 0 || [Some(a.len()), Some(b.len())] != want {
                 let got = [a.len(), b.len()];
                 return Err(KernelError::Adapter { name: which.module(), rank: *rank, got, shape });
             }
         }
-        Ok(())
+        Ok(AdapterView { layers, dims })
+    }
+
+    /// By layer.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn layers(&self) -> &'a [AdapterLayer] {
+        self.layers
+    }
+
+    /// Those of the decoder.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn dims(&self) -> &'a Dims {
+        self.dims
+    }
+
+    /// Those of a layer.
+    pub(crate) fn get(&self, layer: usize) -> Option<&'a AdapterLayer> {
+        self.layers.get(layer)
+    }
+
+    /// # Panics
+    /// If it was checked against other dimensions.
+    pub(crate) fn assert_fits(&self, dims: &Dims) {
+        assert!(self.dims == dims, "additions to a decoder of other dimensions");
     }
 }
 
@@ -218,18 +198,37 @@ unsafe fn add_rows(
 /// Additions of a forward pass over packed documents, the same for all of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Additions<'a> {
-    /// By layer; layers behind the last one have none. They must have passed [`AdapterLayer::validate`].
-    pub layers: &'a [AdapterLayer],
-    /// The scale that is part of B: gradients are those of B without it.
-    pub scale: f32,
-    /// What is left out of what they see.
-    pub dropout: Option<&'a Dropout>,
+    adapter: Option<AdapterView<'a>>,
+    scale: f32,
+    dropout: Option<&'a Dropout>,
 }
 
 impl<'a> Additions<'a> {
+    /// `scale` is that which is part of B: gradients are those of B without it. `dropout` leaves out some of what additions see.
+    ///
+    /// # Errors
+    /// A scale that is no number.
+    pub fn new(adapter: AdapterView<'a>, scale: f32, dropout: Option<&'a Dropout>) -> Result<Self, KernelError> {
+        if !scale.is_finite() {
+            return Err(KernelError::Scale(scale));
+        }
+        Ok(Additions { adapter: Some(adapter), scale, dropout })
+    }
+
+    /// # Panics
+    /// If they are to another decoder, or their masks for another number of tokens.
+    pub(crate) fn assert_fits(&self, dims: &Dims, tokens: usize) {
+        if let Some(adapter) = &self.adapter {
+            adapter.assert_fits(dims);
+        }
+        let masks = self.dropout.map_or(tokens, Dropout::tokens);
+        assert_eq!(masks, tokens, "additions must have masks for as many tokens as there are");
+    }
+
     /// Those of one layer.
     pub(crate) fn layer(&self, index: usize) -> LayerAdditions<'a> {
-        LayerAdditions { own: self.layers.get(index), index, scale: self.scale, dropout: self.dropout }
+        let own = self.adapter.and_then(|adapter| adapter.get(index));
+        LayerAdditions { own, index, scale: self.scale, dropout: self.dropout }
     }
 }
 

@@ -4,11 +4,12 @@
 
 use rayon::prelude::*;
 
-use crate::adapter::{AdapterLayer, Additions, LayerAdditions, Projection};
+use crate::adapter::{AdapterLayer, Additions, LayerAdditions};
 use crate::attention::{Rows, Scratch, attend_backward};
 use crate::forward::{Activations, LayerActivations, ROWS, starts};
 use crate::gemm::{Panels, TnJob, tn_acc_many};
 use crate::pool::Buffer;
+use crate::projection::Projection;
 use crate::rows::{HeadNormGrads, add, heads_rows_backward, norm_rows, norm_rows_backward, swiglu_rows_backward};
 use crate::shared::{Shared, for_ranges};
 use crate::weights::{Dims, Grads, LayerGrads, LayerView, WeightsView};
@@ -24,7 +25,7 @@ pub fn backward(w: &WeightsView<'_>, acts: Activations, dhidden: &[f32], grads: 
 /// [`backward`] for [`forward_with`](crate::forward_with()) of the same `additions`, whose gradients `grads` has room for.
 ///
 /// # Panics
-/// As [`backward`].
+/// As [`backward`]; additions as [`forward_with`](crate::forward_with()) has it.
 pub fn backward_with(
     w: &WeightsView<'_>,
     additions: &Additions<'_>,
@@ -35,6 +36,7 @@ pub fn backward_with(
     let d = w.dims;
     let (tokens, h) = (acts.tokens(), d.hidden);
     assert_eq!(dhidden.len(), tokens * h, "dhidden must have the shape of the hidden states");
+    additions.assert_fits(d, tokens);
     if tokens == 0 {
         return;
     }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::adapter::{self, AdapterLayer, Projection, RowAdapters};
+use crate::adapter::{self, AdapterView, RowAdapters};
 use crate::attention::{KEY_BLOCK, PackedHead, QUERY_BLOCK, Rows, Scratch, attend, block_sizes, padded};
 use crate::forward::{Rest, check_ids, embed_rows, finish_layer};
 use crate::gemm::nt;
 use crate::meter::{Held, Meter};
+use crate::projection::Projection;
 use crate::rows::{RopeTable, heads_rows, norm_rows};
 use crate::shared::Shared;
 use crate::weights::{Dims, WeightsView};
@@ -105,8 +106,8 @@ pub struct ExtendItem<'a> {
     pub ids: &'a [u32],
     /// After how many of them, counted from the last, logits are wanted.
     pub logits: usize,
-    /// Of each layer, what is added to its matrices; must have passed [`AdapterLayer::validate`].
-    pub adapter: Option<&'a [AdapterLayer]>,
+    /// What is added to the matrices.
+    pub adapter: Option<AdapterView<'a>>,
 }
 
 /// One sequence while a call runs.
@@ -116,7 +117,7 @@ struct Sequence<'a> {
     past: usize,
     blocks: Vec<Shared<'static, f32>>,
     logits: usize,
-    adapter: Option<&'a [AdapterLayer]>,
+    adapter: Option<AdapterView<'a>>,
 }
 
 /// Keys and values of one layer and head of a sequence.
@@ -141,7 +142,7 @@ impl PackedHead for CachedHead<'_> {
 /// depend on its own tokens only. Weights must have passed [`WeightsView::validate`].
 ///
 /// # Panics
-/// If an item has no tokens, an id is outside the vocabulary, or a cache was made for other dimensions.
+/// If an item has no tokens, an id is outside the vocabulary, or a cache or an adapter was made for other dimensions.
 pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
     let d = w.dims;
     let wanted: usize = batch.iter().map(|i| i.logits.min(i.ids.len())).sum();
@@ -153,6 +154,9 @@ pub fn extend(w: &WeightsView<'_>, batch: &mut [ExtendItem<'_>]) -> Vec<f32> {
         let c = &item.cache;
         let same = (c.layers, c.kv_heads, c.head_dim) == (d.layers, d.kv_heads, d.head_dim);
         assert!(same, "the cache was made for other dimensions");
+        if let Some(adapter) = &item.adapter {
+            adapter.assert_fits(d);
+        }
         let past = c.len;
         let blocks = item.cache.reserve(item.ids.len());
         item.cache.len += item.ids.len();

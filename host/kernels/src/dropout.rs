@@ -3,7 +3,8 @@
 //! Owns the masks: each a function of a seed, a step, a document, a place in it, a layer and a matrix, and of nothing else. So
 //! packing, threads and resumed runs change nothing. Must not know what is added or trained.
 
-use crate::adapter::Projection;
+use crate::projection::Projection;
+use crate::weights::KernelError;
 
 /// Masks of one batch.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,9 +17,15 @@ pub struct Dropout {
 impl Dropout {
     /// Masks that leave out a share `rate` of [0, 1) of packed documents, for one step of a run.
     ///
+    /// # Errors
+    /// A share that is out of range.
+    ///
     /// # Panics
     /// If the document lengths do not add up to the number of ids.
-    pub fn new(rate: f32, (seed, step): (u64, u64), ids: &[u32], doc_lens: &[usize]) -> Self {
+    pub fn new(rate: f32, (seed, step): (u64, u64), ids: &[u32], doc_lens: &[usize]) -> Result<Self, KernelError> {
+        if !(0.0..1.0).contains(&rate) {
+            return Err(KernelError::Dropout(rate));
+        }
         assert_eq!(doc_lens.iter().sum::<usize>(), ids.len(), "document lengths must add up to the number of ids");
         let run = mix(mix(seed) ^ step);
         let mut keys = Vec::with_capacity(ids.len());
@@ -29,7 +36,12 @@ impl Dropout {
             let document = document.iter().fold(run, |hash, id| mix(hash ^ u64::from(*id)));
             keys.extend((0..*len as u64).map(|place| mix(document ^ mix(place))));
         }
-        Dropout { rate, keys }
+        Ok(Dropout { rate, keys })
+    }
+
+    /// How many tokens it has masks for.
+    pub(crate) fn tokens(&self) -> usize {
+        self.keys.len()
     }
 
     /// Sets what is left out of a token's row to 0 and multiplies the rest by 1 / (1 - rate).
@@ -71,8 +83,8 @@ mod tests {
     #[test]
     fn masks_follow_the_document_and_leave_out_their_share() {
         let (a, b) = ([1, 2, 3], [4, 5]);
-        let packed = Dropout::new(0.3, (7, 2), &[&a[..], &b].concat(), &[3, 2]);
-        let other = Dropout::new(0.3, (7, 2), &[&b[..], &a].concat(), &[2, 3]);
+        let packed = Dropout::new(0.3, (7, 2), &[&a[..], &b].concat(), &[3, 2]).unwrap();
+        let other = Dropout::new(0.3, (7, 2), &[&b[..], &a].concat(), &[2, 3]).unwrap();
         for (here, there) in [(0, 2), (2, 4), (3, 0), (4, 1)] {
             assert_eq!(mask(&packed, here, 1, Projection::V), mask(&other, there, 1, Projection::V));
         }
@@ -80,13 +92,16 @@ mod tests {
         let rest = [(0, 1, Projection::V), (1, 0, Projection::V), (1, 1, Projection::Down)];
         assert!(rest.iter().all(|(token, layer, which)| mask(&packed, *token, *layer, *which) != own));
         for other in [(8, 2), (7, 3)] {
-            let other = Dropout::new(0.3, other, &[&a[..], &b].concat(), &[3, 2]);
+            let other = Dropout::new(0.3, other, &[&a[..], &b].concat(), &[3, 2]).unwrap();
             assert_ne!(mask(&other, 1, 1, Projection::V), own);
         }
         assert!(own.iter().all(|x| *x == 0.0 || *x == 1.0 / 0.7));
         let left_out = own.iter().filter(|x| **x == 0.0).count();
         assert!((240..360).contains(&left_out), "{left_out}");
-        let none = Dropout::new(0.0, (7, 2), &a, &[3]);
+        for rate in [1.0, -0.1, f32::NAN] {
+            assert!(matches!(Dropout::new(rate, (7, 2), &a, &[3]), Err(KernelError::Dropout(_))));
+        }
+        let none = Dropout::new(0.0, (7, 2), &a, &[3]).unwrap();
         assert_eq!(mask(&none, 0, 0, Projection::Q), [1.0; 1001]);
     }
 }

@@ -4,10 +4,11 @@
 
 use rayon::prelude::*;
 
-use crate::adapter::{self, Additions, LayerAdditions, Projection, RowAdapters};
+use crate::adapter::{self, Additions, LayerAdditions, RowAdapters};
 use crate::attention::{Document, QUERY_BLOCK, Rows, Scratch, attend};
 use crate::gemm::Panels;
 use crate::pool::Buffer;
+use crate::projection::Projection;
 use crate::rows::{RopeTable, add, heads_rows, norm_rows, sum, swiglu_rows};
 use crate::shared::{Shared, for_ranges};
 use crate::weights::{Dims, LayerView, WeightsView};
@@ -99,10 +100,11 @@ pub fn forward(w: &WeightsView<'_>, ids: &[u32], doc_lens: &[usize]) -> Activati
 /// [`forward`] with `additions` to the matrices: without dropout the same bits as [`extend`](crate::extend()) with them.
 ///
 /// # Panics
-/// As [`forward`].
+/// As [`forward`]; additions to a decoder of other dimensions, or with masks for another number of tokens.
 pub fn forward_with(w: &WeightsView<'_>, additions: &Additions<'_>, ids: &[u32], doc_lens: &[usize]) -> Activations {
     let d = w.dims;
     check_ids(d, ids);
+    additions.assert_fits(d, ids.len());
     assert_eq!(doc_lens.iter().sum::<usize>(), ids.len(), "document lengths must add up to the number of ids");
     assert!(!doc_lens.contains(&0), "a document must have at least one token");
     let tokens = ids.len();

@@ -23,14 +23,19 @@ mod head;
 pub mod libraries;
 mod meter;
 mod micro;
+#[cfg(any(feature = "cuda", test))]
+mod pages;
+#[cfg(any(feature = "cuda", test))]
+mod passes;
 mod pool;
+mod projection;
 mod rows;
 mod shared;
 mod simd;
 mod transpose;
 mod weights;
 
-pub use adapter::{AdapterLayer, Additions, LowRank, Projection};
+pub use adapter::{AdapterLayer, AdapterView, Additions, LowRank};
 pub use backward::{backward, backward_with};
 pub use cache::{ExtendItem, KvCache, extend};
 pub use dropout::Dropout;
@@ -39,5 +44,6 @@ pub use gemm::{gemm_nn, gemm_nt, gemm_tn_acc};
 pub use head::{HeadStats, RowLogProb, head_backward, head_forward_backward, head_stats, log_softmax_at};
 pub use meter::{Held, Meter};
 pub use micro::CHAIN;
+pub use projection::Projection;
 pub use simd::{Isa, isa};
 pub use weights::{Dims, Grads, KernelError, LayerGrads, LayerView, Rope, WeightsView};

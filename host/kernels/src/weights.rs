@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use crate::adapter::{AdapterLayer, LowRank};
+use crate::projection::Projection;
 
 /// Sizes and variants of a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,6 +152,20 @@ pub enum KernelError {
         /// The matrix's shape, `[out, in]`.
         shape: [usize; 2],
     },
+    /// Additions for layers that are not there.
+    #[error("additions to {got} layers; the decoder has {most}")]
+    AdapterLayers {
+        /// Layers given.
+        got: usize,
+        /// Layers of the decoder.
+        most: usize,
+    },
+    /// The scale of low-rank additions.
+    #[error("low-rank additions are times {0}, which is no number")]
+    Scale(f32),
+    /// The share that training leaves out.
+    #[error("training leaves out a share of {0}; it must be at least 0 and below 1")]
+    Dropout(f32),
     /// An optional weight is there but should not be, or the other way round.
     #[error("weight `{name}` is {}, but the dimensions say otherwise", if *present { "present" } else { "missing" })]
     Presence {
@@ -216,33 +231,62 @@ impl<'a> WeightsView<'a> {
     }
 }
 
+const EMBED: &str = "model.embed_tokens.weight";
+const NORM: &str = "model.norm.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// The names of a layer's parameter slots, in the order of [`Grads::iter_mut`].
+fn layer_names(layer: usize) -> [String; 14] {
+    use Projection::{Down, Gate, K, O, Q, Up, V};
+    let norm = |name: &str| format!("model.layers.{layer}.{name}.weight");
+    let weight = |which: Projection| which.weight(layer);
+    let bias = |which: Projection| which.bias(layer);
+    [
+        norm("input_layernorm"),
+        weight(Q),
+        weight(K),
+        weight(V),
+        weight(O),
+        bias(Q),
+        bias(K),
+        bias(V),
+        norm("self_attn.q_norm"),
+        norm("self_attn.k_norm"),
+        norm("post_attention_layernorm"),
+        weight(Gate),
+        weight(Up),
+        weight(Down),
+    ]
+}
+
 /// Name and length of every parameter slot in the order of [`Grads::iter_mut`]; `None` where the variant has none.
 pub(crate) fn shapes(d: &Dims) -> Vec<(String, Option<usize>)> {
-    let (h, q, kv) = (d.hidden, d.q_width(), d.kv_width());
-    let bias = |n| d.qkv_bias.then_some(n);
-    let norm = d.qk_norm.then_some(d.head_dim);
-    let mut out = vec![("model.embed_tokens.weight".to_owned(), Some(d.vocab * h))];
+    use Projection::{Down, Gate, K, O, Q, Up, V};
+    let matrix = |which: Projection| Some(which.shape(d).iter().product());
+    let bias = |which: Projection| d.qkv_bias.then_some(which.shape(d)[0]);
+    let (width, head) = (Some(d.hidden), d.qk_norm.then_some(d.head_dim));
+    let mut out = vec![(EMBED.to_owned(), Some(d.vocab * d.hidden))];
     for i in 0..d.layers {
-        let slots = [
-            ("input_layernorm.weight", Some(h)),
-            ("self_attn.q_proj.weight", Some(q * h)),
-            ("self_attn.k_proj.weight", Some(kv * h)),
-            ("self_attn.v_proj.weight", Some(kv * h)),
-            ("self_attn.o_proj.weight", Some(h * q)),
-            ("self_attn.q_proj.bias", bias(q)),
-            ("self_attn.k_proj.bias", bias(kv)),
-            ("self_attn.v_proj.bias", bias(kv)),
-            ("self_attn.q_norm.weight", norm),
-            ("self_attn.k_norm.weight", norm),
-            ("post_attention_layernorm.weight", Some(h)),
-            ("mlp.gate_proj.weight", Some(d.ffn * h)),
-            ("mlp.up_proj.weight", Some(d.ffn * h)),
-            ("mlp.down_proj.weight", Some(h * d.ffn)),
+        let lengths = [
+            width,
+            matrix(Q),
+            matrix(K),
+            matrix(V),
+            matrix(O),
+            bias(Q),
+            bias(K),
+            bias(V),
+            head,
+            head,
+            width,
+            matrix(Gate),
+            matrix(Up),
+            matrix(Down),
         ];
-        out.extend(slots.map(|(name, len)| (format!("model.layers.{i}.{name}"), len)));
+        out.extend(layer_names(i).into_iter().zip(lengths));
     }
-    out.push(("model.norm.weight".to_owned(), Some(h)));
-    out.push(("lm_head.weight".to_owned(), (!d.tied).then_some(d.vocab * h)));
+    out.push((NORM.to_owned(), width));
+    out.push((HEAD.to_owned(), (!d.tied).then_some(d.vocab * d.hidden)));
     out
 }
 
@@ -322,32 +366,31 @@ impl Grads {
 
     /// Every gradient with its Hugging Face parameter name, in a fixed order; those of additions last.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (String, &mut Vec<f32>)> {
-        let mut out: Vec<(String, &mut Vec<f32>)> = vec![("model.embed_tokens.weight".to_owned(), &mut self.embed)];
+        let mut out: Vec<(String, &mut Vec<f32>)> = vec![(EMBED.to_owned(), &mut self.embed)];
         for (i, l) in self.layers.iter_mut().enumerate() {
             let slots = [
-                ("input_layernorm.weight", Some(&mut l.input_norm)),
-                ("self_attn.q_proj.weight", Some(&mut l.q)),
-                ("self_attn.k_proj.weight", Some(&mut l.k)),
-                ("self_attn.v_proj.weight", Some(&mut l.v)),
-                ("self_attn.o_proj.weight", Some(&mut l.o)),
-                ("self_attn.q_proj.bias", l.q_bias.as_mut()),
-                ("self_attn.k_proj.bias", l.k_bias.as_mut()),
-                ("self_attn.v_proj.bias", l.v_bias.as_mut()),
-                ("self_attn.q_norm.weight", l.q_norm.as_mut()),
-                ("self_attn.k_norm.weight", l.k_norm.as_mut()),
-                ("post_attention_layernorm.weight", Some(&mut l.post_norm)),
-                ("mlp.gate_proj.weight", Some(&mut l.gate)),
-                ("mlp.up_proj.weight", Some(&mut l.up)),
-                ("mlp.down_proj.weight", Some(&mut l.down)),
+                Some(&mut l.input_norm),
+                Some(&mut l.q),
+                Some(&mut l.k),
+                Some(&mut l.v),
+                Some(&mut l.o),
+                l.q_bias.as_mut(),
+                l.k_bias.as_mut(),
+                l.v_bias.as_mut(),
+                l.q_norm.as_mut(),
+                l.k_norm.as_mut(),
+                Some(&mut l.post_norm),
+                Some(&mut l.gate),
+                Some(&mut l.up),
+                Some(&mut l.down),
             ];
-            out.extend(slots.into_iter().filter_map(|(n, s)| s.map(|s| (format!("model.layers.{i}.{n}"), s))));
+            out.extend(layer_names(i).into_iter().zip(slots).filter_map(|(name, slot)| Some((name, slot?))));
         }
-        out.push(("model.norm.weight".to_owned(), &mut self.final_norm));
-        out.extend(self.lm_head.as_mut().map(|s| ("lm_head.weight".to_owned(), s)));
+        out.push((NORM.to_owned(), &mut self.final_norm));
+        out.extend(self.lm_head.as_mut().map(|s| (HEAD.to_owned(), s)));
         for (i, layer) in self.adapter.iter_mut().enumerate() {
             for (which, LowRank { a, b, .. }) in layer.iter_mut() {
-                let name = |factor: &str| format!("model.layers.{i}.{}.lora_{factor}.weight", which.module());
-                out.extend([(name("A"), a), (name("B"), b)]);
+                out.extend(which.factors(i).into_iter().zip([a, b]));
             }
         }
         out.into_iter()

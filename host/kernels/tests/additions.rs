@@ -5,8 +5,8 @@ mod common;
 
 use common::{Family, Model, Naive, Rng, dims};
 use prl_kernels::{
-    AdapterLayer, Additions, Dims, Dropout, ExtendItem, Grads, KvCache, LowRank, Meter, Projection, backward_with,
-    extend, forward, forward_with, gemm_nt, head_backward, head_stats,
+    AdapterLayer, AdapterView, Additions, Dims, Dropout, ExtendItem, Grads, KernelError, KvCache, LowRank, Meter,
+    Projection, backward_with, extend, forward, forward_with, gemm_nt, head_backward, head_stats,
 };
 
 /// Additions of different ranks; some matrices of some layers have none.
@@ -17,9 +17,12 @@ fn additions(d: &Dims, rng: &mut Rng) -> Vec<AdapterLayer> {
             let ([out, input], rank) = (which.shape(d), 1 + (p + i) % 3);
             *layer.slot(which) = Some(LowRank { a: rng.fill(rank * input, 0.4), b: rng.fill(out * rank, 0.4), rank });
         }
-        layer.validate(d).unwrap();
     }
     layers
+}
+
+fn added<'a>(layers: &'a [AdapterLayer], d: &'a Dims, dropout: Option<&'a Dropout>) -> Additions<'a> {
+    Additions::new(AdapterView::new(layers, d).unwrap(), 1.0, dropout).unwrap()
 }
 
 struct Batch {
@@ -98,7 +101,7 @@ fn gradients_are_those_of_merged_weights_in_double_precision() {
         let mut rng = Rng(seed + 10);
         let layers = additions(&model.dims, &mut rng);
         let batch = Batch::new(&model.dims, doc_lens, &mut rng);
-        let of = Additions { layers: &layers, scale: 1.0, dropout: None };
+        let of = added(&layers, &model.dims, None);
         let mut grads = Grads::of(&model.dims, |_| false, &layers);
         let value = batch.run(&model, &of, &mut grads);
         let (params, mut pairs) = (model.doubles(), factors(&layers));
@@ -129,7 +132,7 @@ fn what_is_frozen_changes_no_bit_of_what_is_not() {
     let mut rng = Rng(5);
     let layers = additions(&model.dims, &mut rng);
     let batch = Batch::new(&model.dims, &[9, 120, 3], &mut rng);
-    let of = Additions { layers: &layers, scale: 1.0, dropout: None };
+    let of = added(&layers, &model.dims, None);
     let gradients = |trained: &dyn Fn(&str) -> bool| {
         let mut grads = Grads::of(&model.dims, trained, &layers);
         batch.run(&model, &of, &mut grads);
@@ -153,8 +156,7 @@ fn training_and_sampling_agree_to_the_bit() {
         let layers = additions(d, &mut rng);
         let lens = [100, 3, 61];
         let ids = rng.ids(164, d.vocab);
-        let hidden =
-            forward_with(&w, &Additions { layers: &layers, scale: 1.0, dropout: None }, &ids, &lens).hidden().to_vec();
+        let hidden = forward_with(&w, &added(&layers, d, None), &ids, &lens).hidden().to_vec();
         assert!(hidden != forward(&w, &ids, &lens).hidden());
         let mut logits = vec![0.0; ids.len() * d.vocab];
         gemm_nt(ids.len(), d.vocab, d.hidden, &hidden, w.head(), &mut logits);
@@ -168,7 +170,12 @@ fn training_and_sampling_agree_to_the_bit() {
                 if take > 0 && rng.below(3) > 0 {
                     rows.extend(start + have..start + have + take);
                     let ids = &ids[start + have..start + have + take];
-                    items.push(ExtendItem { cache, ids, logits: take, adapter: Some(&layers) });
+                    items.push(ExtendItem {
+                        cache,
+                        ids,
+                        logits: take,
+                        adapter: Some(AdapterView::new(&layers, d).unwrap()),
+                    });
                 }
             }
             for (got, t) in extend(&w, &mut items).chunks_exact(d.vocab).zip(rows) {
@@ -184,14 +191,14 @@ fn with_dropout_gradients_are_slopes_and_packing_changes_nothing() {
     let mut rng = Rng(9);
     let mut layers = additions(&model.dims, &mut rng);
     let batch = Batch::new(&model.dims, &[7, 110, 2], &mut rng);
-    let dropout = Dropout::new(0.4, (3, 1), &batch.ids, &batch.doc_lens);
+    let dropout = Dropout::new(0.4, (3, 1), &batch.ids, &batch.doc_lens).unwrap();
     let run = |layers: &[AdapterLayer], dropout: &Dropout| {
         let mut grads = Grads::of(&model.dims, |_| false, layers);
-        let value = batch.run(&model, &Additions { layers, scale: 1.0, dropout: Some(dropout) }, &mut grads);
+        let value = batch.run(&model, &added(layers, &model.dims, Some(dropout)), &mut grads);
         (value, grads)
     };
     let (value, grads) = run(&layers, &dropout);
-    let other = Dropout::new(0.4, (3, 2), &batch.ids, &batch.doc_lens);
+    let other = Dropout::new(0.4, (3, 2), &batch.ids, &batch.doc_lens).unwrap();
     assert_ne!(value, run(&layers, &other).0);
     for (i, which) in [(0, Projection::Q), (0, Projection::Down), (1, Projection::O), (1, Projection::Up)] {
         let Some(got) = grads.adapter[i].get(which).cloned() else { continue };
@@ -213,10 +220,42 @@ fn with_dropout_gradients_are_slopes_and_packing_changes_nothing() {
         assert!((slope - size).abs() <= 2e-2 * size, "{i} {which:?}: {slope} instead of {size}");
     }
     // A document alone sees what it sees among others.
-    let of = Additions { layers: &layers, scale: 1.0, dropout: Some(&dropout) };
+    let of = added(&layers, &model.dims, Some(&dropout));
     let packed = forward_with(&model.view(), &of, &batch.ids, &batch.doc_lens);
-    let alone = Dropout::new(0.4, (3, 1), &batch.ids[7..117], &[110]);
-    let of = Additions { layers: &layers, scale: 1.0, dropout: Some(&alone) };
+    let alone = Dropout::new(0.4, (3, 1), &batch.ids[7..117], &[110]).unwrap();
+    let of = added(&layers, &model.dims, Some(&alone));
     let alone = forward_with(&model.view(), &of, &batch.ids[7..117], &[110]);
     assert!(packed.hidden()[7 * 24..117 * 24] == *alone.hidden());
+}
+
+#[test]
+fn additions_that_do_not_fit_are_refused() {
+    let d = dims(Family::Qwen3, 2, 24, 4, 2, 8, 40, 30, true);
+    let layers = additions(&d, &mut Rng(1));
+    let refused = |layers: &[AdapterLayer]| AdapterView::new(layers, &d).unwrap_err();
+    assert_eq!(refused(&[&layers[..], &layers].concat()), KernelError::AdapterLayers { got: 4, most: 2 });
+    type Spoil = fn(&mut LowRank);
+    let spoils: [Spoil; 6] = [
+        |pair| pair.rank = 0,
+        |pair| pair.rank += 1,
+        |pair| pair.rank = usize::MAX,
+        |pair| pair.a.truncate(1),
+        |pair| pair.b.push(0.0),
+        |pair| (pair.a, pair.b) = (Vec::new(), Vec::new()),
+    ];
+    for spoil in spoils {
+        let mut layers = layers.clone();
+        spoil(layers[1].slot(Projection::Q).as_mut().unwrap());
+        let error = refused(&layers);
+        assert!(matches!(error, KernelError::Adapter { .. }), "{error}");
+        assert!(error.to_string().contains("self_attn.q_proj"), "{error}");
+    }
+    let fits = AdapterView::new(&layers, &d).unwrap();
+    for scale in [f32::NAN, f32::INFINITY] {
+        assert!(matches!(Additions::new(fits, scale, None), Err(KernelError::Scale(_))));
+    }
+    let other = Model::random(dims(Family::Qwen3, 2, 24, 4, 2, 8, 44, 30, true), 1);
+    let (of, ids) = (Additions::new(fits, 1.0, None).unwrap(), [1, 2, 3]);
+    let run = || drop(forward_with(&other.view(), &of, &ids, &[3]));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err(), "another decoder");
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{Family, Model, Rng, dims};
 use prl_kernels::{
-    AdapterLayer, Additions, Grads, LowRank, Projection, backward_with, forward_with, head_backward,
+    AdapterLayer, AdapterView, Additions, Grads, LowRank, Projection, backward_with, forward_with, head_backward,
     head_forward_backward, head_stats,
 };
 
@@ -116,7 +116,7 @@ fn what_is_frozen_has_no_gradient() {
         }
     }
     let (ids, ones) = (rng.ids(64, d.vocab), vec![1.0; 64]);
-    let additions = Additions { layers: &layers, scale: 1.0, dropout: None };
+    let additions = Additions::new(AdapterView::new(&layers, d).unwrap(), 1.0, None).unwrap();
     let step = || {
         let mut grads = Grads::of(d, |_| false, &layers);
         let acts = forward_with(&w, &additions, &ids, &[64]);

@@ -1,8 +1,9 @@
 //! LoRA adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`. Owns reading them and what is
 //! refused; what they do to a forward pass is prl-kernels' business.
 
+use crate::fast::dims;
 use crate::folder::{each_float, map_file};
-use crate::{ModelConfig, ModelError, names};
+use crate::{ModelConfig, ModelError};
 use prl_kernels::{AdapterLayer, LowRank, Projection};
 use safetensors::SafeTensors;
 use serde::Deserialize;
@@ -103,8 +104,11 @@ impl Adapter {
             return refuse("r", format!("is {} with lora_alpha {}", settings.r, settings.lora_alpha));
         }
         let r = settings.r as f64;
-        let scale = settings.lora_alpha / if settings.use_rslora { r.sqrt() } else { r };
-        read(&dir.join(WEIGHTS), config, settings.r, scale as f32).map(Adapter::new)
+        let scale = (settings.lora_alpha / if settings.use_rslora { r.sqrt() } else { r }) as f32;
+        if !scale.is_finite() {
+            return refuse("lora_alpha", format!("is {:e}: too large to scale by", settings.lora_alpha));
+        }
+        read(&dir.join(WEIGHTS), config, settings.r, scale).map(Adapter::new)
     }
 
     /// A number that no other adapter of this process has.
@@ -134,14 +138,14 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
     let wrong = |reason: String| ModelError::weights(path, reason);
     let tensors = SafeTensors::deserialize(&file)
         .map_err(|e| wrong(format!("damaged or cut short, no valid safetensors file ({e})")))?;
-    let matrices = names::parameters(config);
+    let dims = dims(config);
     let mut factors: BTreeMap<(usize, Projection), [Option<Vec<f32>>; 2]> = BTreeMap::new();
     for (name, view) in tensors.tensors() {
-        let found = place(&name).and_then(|place| Some((matrices.iter().find(|m| m.name == place.of)?, place)));
-        let Some((matrix, place)) = found else {
+        let Some(place) = place(&name).filter(|place| place.layer < config.layers) else {
             return Err(wrong(format!("tensor `{name}` belongs to no matrix that the model has")));
         };
-        let shape = if place.is_b { [matrix.shape[0], rank] } else { [rank, matrix.shape[1]] };
+        let [out, input] = place.which.shape(&dims);
+        let shape = if place.is_b { [out, rank] } else { [rank, input] };
         if view.shape() != shape {
             return Err(wrong(format!("tensor `{name}` has shape {:?} and must have {shape:?}", view.shape())));
         }
@@ -166,8 +170,6 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
 struct Place {
     layer: usize,
     which: Projection,
-    /// The name of the matrix in a model's files.
-    of: String,
     /// Whether it is B rather than A.
     is_b: bool,
 }
@@ -184,6 +186,5 @@ fn place(name: &str) -> Option<Place> {
         _ => return None,
     };
     let which = Projection::ALL.into_iter().find(|which| which.module() == module)?;
-    let layer = layer.parse().ok()?;
-    Some(Place { layer, which, of: format!("model.layers.{layer}.{module}.weight"), is_b })
+    Some(Place { layer: layer.parse().ok()?, which, is_b })
 }

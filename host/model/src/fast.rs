@@ -12,8 +12,8 @@ use burn::backend::flex::FlexTensor;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 use prl_kernels::{
-    Activations, AdapterLayer, Additions, Dims, Dropout, ExtendItem, Grads, HeadStats, KvCache, LayerView, Meter, Rope,
-    WeightsView,
+    Activations, AdapterLayer, AdapterView, Additions, Dims, Dropout, ExtendItem, Grads, HeadStats, KernelError,
+    KvCache, LayerView, Meter, Rope, WeightsView,
 };
 use prl_types::TokenId;
 use std::collections::BTreeSet;
@@ -164,9 +164,8 @@ impl Snapshot for FastSnapshot {
                 check_no_adapter(item.adapter)?;
             }
             let adapter = item.adapter.or(self.own.as_ref()).map(Adapter::layers);
-            // The kernels read as far as the dimensions say.
-            let fits = |layer: &prl_kernels::AdapterLayer| layer.validate(&self.weights.dims);
-            adapter.into_iter().flatten().try_for_each(fits).map_err(|e| ModelError::Input(e.to_string()))?;
+            let fits = |layers| AdapterView::new(layers, &self.weights.dims).map_err(unfit);
+            let adapter = adapter.map(fits).transpose()?;
             items.push(ExtendItem { cache, ids: item.ids, logits: item.want.logits(item.ids.len()), adapter });
         }
         let logits = prl_kernels::extend(&self.weights.view(), &mut items);
@@ -192,15 +191,31 @@ impl Body {
         let weights = Weights::new(&model.decoder)?;
         let adapter = model.lora.as_ref().map(|lora| lora.layers()).unwrap_or_default();
         let scale = model.plan().map_or(1.0, |plan| plan.scale());
-        let additions = Additions { layers: &adapter, scale, dropout: dropout.as_ref() };
+        let additions = additions(&weights, &adapter, scale, dropout.as_ref())?;
         let activations = prl_kernels::forward_with(&weights.view(), &additions, &batch.ids, &batch.doc_lens);
         Ok(Body { weights, adapter, scale, dropout, activations })
     }
 
-    fn backward(self, dhidden: &[f32], grads: &mut Grads) {
-        let additions = Additions { layers: &self.adapter, scale: self.scale, dropout: self.dropout.as_ref() };
+    fn backward(self, dhidden: &[f32], grads: &mut Grads) -> Result<(), ModelError> {
+        let additions = additions(&self.weights, &self.adapter, self.scale, self.dropout.as_ref())?;
         prl_kernels::backward_with(&self.weights.view(), &additions, self.activations, dhidden, grads);
+        Ok(())
     }
+}
+
+/// What training adds to `weights`.
+fn additions<'a>(
+    weights: &'a Weights,
+    adapter: &'a [AdapterLayer],
+    scale: f32,
+    dropout: Option<&'a Dropout>,
+) -> Result<Additions<'a>, ModelError> {
+    let adapter = AdapterView::new(adapter, &weights.dims);
+    adapter.and_then(|adapter| Additions::new(adapter, scale, dropout)).map_err(unfit)
+}
+
+fn unfit(error: KernelError) -> ModelError {
+    ModelError::Input(error.to_string())
 }
 
 /// What backward needs of the last forward.
@@ -272,8 +287,7 @@ impl Passes for FastPasses {
             self.head_chunk,
             &mut self.grads,
         );
-        body.backward(&dhidden, &mut self.grads);
-        Ok(())
+        body.backward(&dhidden, &mut self.grads)
     }
 
     fn forward_backward(
@@ -295,7 +309,7 @@ impl Passes for FastPasses {
             self.head_chunk,
             &mut self.grads,
         );
-        body.backward(&dhidden, &mut self.grads);
+        body.backward(&dhidden, &mut self.grads)?;
         Ok(logprobs)
     }
 
@@ -368,6 +382,11 @@ mod tests {
         {
             assert_eq!(place(a) == place(b), info.name != "model.norm.weight", "{}", info.name);
         }
+        // And its checksum is that of the run: what comes later knows it.
+        let checksum = host.model().frozen_checksum().unwrap();
+        host.update(|model, grads| sgd.step(0.1, model, grads));
+        let known = host.model().clone().lora.unwrap().frozen.get().copied();
+        assert!(known.is_some() && known == checksum);
     }
 
     #[test]

@@ -78,10 +78,14 @@ impl HostLearner {
     }
 
     /// What is dropped of a batch.
-    pub(crate) fn dropout(&self, batch: &Packed) -> Option<Dropout> {
+    ///
+    /// # Errors
+    /// A share that is out of range, which no plan has.
+    pub(crate) fn dropout(&self, batch: &Packed) -> Result<Option<Dropout>, ModelError> {
         let rate = self.model.plan().map_or(0.0, |plan| plan.options().dropout as f32);
-        let step = self.step.filter(|_| rate > 0.0)?;
-        Some(Dropout::new(rate, (self.seed, step), &batch.ids, &batch.doc_lens))
+        let Some(step) = self.step.filter(|_| rate > 0.0) else { return Ok(None) };
+        let dropout = Dropout::new(rate, (self.seed, step), &batch.ids, &batch.doc_lens);
+        dropout.map(Some).map_err(|e| ModelError::Input(e.to_string()))
     }
 
     /// L2 norm of all gradients, summed in f64 in a fixed order.

@@ -113,8 +113,14 @@ enum Side {
     Gpu(Box<dyn GpuPasses>),
 }
 
-/// Short rows are packed together up to so many tokens on a GPU; see [`Learner::pass_tokens`].
-pub const GPU_PASS_TOKENS: usize = 2048;
+/// Short rows are packed together up to so many tokens on a GPU.
+const GPU_PASS_TOKENS: usize = 2048;
+
+/// Tokens that go into a pass, where rows are of at most `row` tokens: our kernels on a GPU are not busy with fewer than some
+/// thousand.
+pub fn pass_tokens(row: usize, on_gpu: bool) -> usize {
+    if on_gpu { row.max(GPU_PASS_TOKENS) } else { row }
+}
 
 /// The model being trained: parameters, and gradients that add up over backward passes until they are used.
 pub struct Learner {
@@ -161,12 +167,9 @@ impl Learner {
         Ok(Learner { config, side: Side::Gpu(gpu.learner(decoder, options)?), last: None })
     }
 
-    /// Tokens that go into a pass, where rows are of at most `row` tokens: a GPU is not busy with fewer than some thousand.
+    /// Tokens that go into a pass, as [`pass_tokens`] has it.
     pub fn pass_tokens(&self, row: usize) -> usize {
-        match self.side {
-            Side::Gpu(_) => row.max(GPU_PASS_TOKENS),
-            Side::Host(_) => row,
-        }
+        pass_tokens(row, matches!(self.side, Side::Gpu(_)))
     }
 
     /// The model's shape.
@@ -210,7 +213,7 @@ impl Learner {
         let rows = Rows::new(batch);
         let (logprobs, entropy) = match &mut self.side {
             Side::Host(host) => {
-                let dropout = host.dropout(batch);
+                let dropout = host.dropout(batch)?;
                 host.passes.forward(&host.model, dropout, batch, &rows)?
             }
             Side::Gpu(gpu) => gpu.forward(batch, &rows)?,
@@ -261,7 +264,7 @@ impl Learner {
         let dlogprob = rows.to_rows(dlogprob);
         let logprobs = match &mut self.side {
             Side::Host(host) => {
-                let dropout = host.dropout(batch);
+                let dropout = host.dropout(batch)?;
                 host.passes.forward_backward(&host.model, dropout, batch, &rows, dlogprob)?
             }
             Side::Gpu(gpu) => gpu.forward_backward(batch, &rows, &dlogprob)?,

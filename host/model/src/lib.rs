@@ -35,7 +35,7 @@ pub use gpu::{Arithmetic, Bits, Gpu, GpuOptions, Recompute};
 pub use hub::{name_of, resolve};
 // The products of the CPU's kernels, for whoever computes with a model's matrices.
 pub use host::HostLearner;
-pub use learner::{GPU_PASS_TOKENS, Kernels, Learner, Packed, Stepper, TokenStats};
+pub use learner::{Kernels, Learner, Packed, Stepper, TokenStats, pass_tokens};
 pub use lora::{LoraOptions, LoraPlan};
 pub use prl_kernels::{gemm_nn, gemm_nt};
 pub use rope::{RopeConfig, RopeScaling};

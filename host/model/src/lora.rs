@@ -14,7 +14,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 use prl_kernels::{AdapterLayer, LowRank, Projection, gemm_nn};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The factors of one addition.
 #[derive(Module, Debug)]
@@ -31,6 +31,9 @@ pub(crate) struct Lora {
     pub pairs: Vec<Pair>,
     #[module(skip)]
     pub plan: Arc<LoraPlan>,
+    /// The checksum of what is frozen, once it was asked for: of all models that training makes of this one.
+    #[module(skip)]
+    pub frozen: Arc<OnceLock<u32>>,
 }
 
 impl Lora {
@@ -46,7 +49,7 @@ impl Lora {
             Pair { a: matrix(first + 2 * i, a, device), b: matrix(first + 2 * i + 1, b, device) }
         };
         let pairs = plan.targets().iter().enumerate().map(pair).collect();
-        Lora { pairs, plan }
+        Lora { pairs, plan, frozen: Arc::default() }
     }
 
     /// The factors as what is added to matrices: copies, B with its scale.
@@ -71,7 +74,7 @@ impl Lora {
 
     /// Adds to a matrix of the name `name` what the adapter adds to it.
     pub fn merge(&self, name: &str, matrix: &mut [f32]) {
-        let of = |(layer, which): &(usize, Projection)| plan::matrix_name(*layer, *which) == name;
+        let of = |(layer, which): &(usize, Projection)| which.weight(*layer) == name;
         let Some(at) = self.plan.targets().iter().position(of) else { return };
         let (a, mut b) = (values(&self.pairs[at].a), values(&self.pairs[at].b));
         b.iter_mut().for_each(|x| *x *= self.plan.scale());

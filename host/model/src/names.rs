@@ -2,6 +2,8 @@
 //! also the order of parameter ids and of gradients; must not know values.
 
 use crate::ModelConfig;
+use crate::fast::dims;
+use prl_kernels::Projection;
 
 /// What a parameter is; decides how it is initialised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,37 +27,49 @@ pub struct ParameterInfo {
     pub kind: Kind,
 }
 
+/// The embedding's name.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The head's, where it is not the embedding.
+pub(crate) const HEAD: &str = "lm_head.weight";
+
+/// The module that a parameter is of.
+pub(crate) fn module_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(module, _)| module)
+}
+
+/// Whether a parameter is the embedding of a model whose head it is too.
+pub(crate) fn is_tied_embedding(config: &ModelConfig, name: &str) -> bool {
+    config.tied && name == EMBEDDING
+}
+
 /// Every parameter of the model: embedding, layers from the first to the last, final norm, untied head.
 pub fn parameters(config: &ModelConfig) -> Vec<ParameterInfo> {
-    let (h, d, f) = (config.hidden_size, config.head_dim, config.intermediate_size);
-    let (q, kv) = (config.heads * d, config.kv_heads * d);
+    use Projection::{Down, Gate, K, O, Q, Up, V};
+    let (h, d, dims) = (config.hidden_size, config.head_dim, dims(config));
     let mut all = Vec::new();
     let mut add = |name: String, shape: &[usize], kind| all.push(ParameterInfo { name, shape: shape.to_vec(), kind });
-    add("model.embed_tokens.weight".into(), &[config.vocab_size, h], Kind::Matrix);
+    add(EMBEDDING.to_owned(), &[config.vocab_size, h], Kind::Matrix);
     for i in 0..config.layers {
-        let mut layer = |name: &str, shape: &[usize], kind| add(format!("model.layers.{i}.{name}"), shape, kind);
-        layer("input_layernorm.weight", &[h], Kind::Norm);
-        layer("self_attn.q_proj.weight", &[q, h], Kind::Matrix);
-        layer("self_attn.k_proj.weight", &[kv, h], Kind::Matrix);
-        layer("self_attn.v_proj.weight", &[kv, h], Kind::Matrix);
-        layer("self_attn.o_proj.weight", &[h, q], Kind::Matrix);
-        if config.qkv_bias() {
-            layer("self_attn.q_proj.bias", &[q], Kind::Bias);
-            layer("self_attn.k_proj.bias", &[kv], Kind::Bias);
-            layer("self_attn.v_proj.bias", &[kv], Kind::Bias);
+        let norm = |name: &str| format!("model.layers.{i}.{name}.weight");
+        add(norm("input_layernorm"), &[h], Kind::Norm);
+        for which in [Q, K, V, O] {
+            add(which.weight(i), &which.shape(&dims), Kind::Matrix);
+        }
+        for which in [Q, K, V].into_iter().filter(|_| config.qkv_bias()) {
+            add(which.bias(i), &which.shape(&dims)[..1], Kind::Bias);
         }
         if config.qk_norm() {
-            layer("self_attn.q_norm.weight", &[d], Kind::Norm);
-            layer("self_attn.k_norm.weight", &[d], Kind::Norm);
+            add(norm("self_attn.q_norm"), &[d], Kind::Norm);
+            add(norm("self_attn.k_norm"), &[d], Kind::Norm);
         }
-        layer("post_attention_layernorm.weight", &[h], Kind::Norm);
-        layer("mlp.gate_proj.weight", &[f, h], Kind::Matrix);
-        layer("mlp.up_proj.weight", &[f, h], Kind::Matrix);
-        layer("mlp.down_proj.weight", &[h, f], Kind::Matrix);
+        add(norm("post_attention_layernorm"), &[h], Kind::Norm);
+        for which in [Gate, Up, Down] {
+            add(which.weight(i), &which.shape(&dims), Kind::Matrix);
+        }
     }
-    add("model.norm.weight".into(), &[h], Kind::Norm);
+    add("model.norm.weight".to_owned(), &[h], Kind::Norm);
     if !config.tied {
-        add("lm_head.weight".into(), &[config.vocab_size, h], Kind::Matrix);
+        add(HEAD.to_owned(), &[config.vocab_size, h], Kind::Matrix);
     }
     all
 }

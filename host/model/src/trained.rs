@@ -49,14 +49,18 @@ impl Trained {
         whole.chain(lora.plan.factors(self.decoder.config()).into_iter().zip(factors)).collect()
     }
 
-    /// A checksum of what is frozen, which tells a model from another one; none where nothing is.
+    /// A checksum of what is frozen, which tells a model from another one; none where nothing is. The weights are read once for
+    /// this model and all that training makes of it.
     ///
     /// # Errors
     /// The device failed.
     pub fn frozen_checksum(&self) -> Result<Option<u32>, ModelError> {
-        let Some(plan) = self.plan() else { return Ok(None) };
+        let Some(lora) = &self.lora else { return Ok(None) };
+        if let Some(known) = lora.frozen.get() {
+            return Ok(Some(*known));
+        }
         let mut all = crc32fast::Hasher::new();
-        for (i, parameter) in self.decoder.parameters().into_iter().enumerate().filter(|(i, _)| !plan.saves(*i)) {
+        for (i, parameter) in self.decoder.parameters().into_iter().enumerate().filter(|(i, _)| !lora.plan.saves(*i)) {
             all.update(&(i as u64).to_le_bytes());
             let values = parameter.to_vec()?;
             if cfg!(target_endian = "little") {
@@ -65,7 +69,7 @@ impl Trained {
                 values.iter().for_each(|x| all.update(&x.to_le_bytes()));
             }
         }
-        Ok(Some(all.finalize()))
+        Ok(Some(*lora.frozen.get_or_init(|| all.finalize())))
     }
 
     /// These weights, to sample from. Frozen ones are shared; of an adapter there is a copy.

@@ -178,6 +178,10 @@ fn folders_are_read_as_peft_writes_them_and_what_is_not_supported_is_named() {
         settings(extra);
         refused(words);
     }
+    // Finite, but not as it is used.
+    let huge = r#"{"peft_type": "LORA", "r": 3, "lora_alpha": 1e300}"#;
+    std::fs::write(dir.path().join("adapter_config.json"), huge).unwrap();
+    refused("key `lora_alpha` is 1e300");
     settings("");
     for (names, words) in [
         (&[("1.mlp.down_proj.lora_A", [3, 16])][..], "has shape [3, 16] and must have [3, 40]"),

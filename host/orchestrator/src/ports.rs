@@ -240,8 +240,8 @@ pub trait Renderer: Send + Sync {
         cut: bool,
     ) -> Result<Vec<TokenId>, String>;
 
-    /// The assistant message of a sampled turn, without the stop string that ended it.
-    fn parse(&self, sampled: &Sampled) -> Message;
+    /// The assistant message of a sampled turn, to which `tools` were offered, without the stop string that ended it.
+    fn parse(&self, sampled: &Sampled, tools: &[ToolDef]) -> Message;
 
     /// Tokens that end a turn.
     fn stop_token_ids(&self) -> Arc<[TokenId]>;

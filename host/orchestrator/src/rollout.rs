@@ -415,7 +415,7 @@ async fn sample(
     let sampled = parts.policy.sample(request).await;
     record.rollout.timing.model += clock.seconds();
     let sampled = sampled?;
-    let message = parts.renderer.parse(&sampled);
+    let message = parts.renderer.parse(&sampled, tools);
     Ok((sampled, message))
 }
 

@@ -4,7 +4,7 @@
 use crate::RenderError;
 use crate::formats::Format;
 use crate::formats::pieces::Writer;
-use crate::parse::Thinking;
+use crate::parse::{self, Thinking};
 use crate::renderer::{LossMask, Open, Prompt, Rendered, TrainingSample};
 use crate::templated::With;
 use prl_types::{Message, Role, RoleSpan, TokenId, ToolDef};
@@ -48,15 +48,13 @@ pub(crate) fn bridge_to_next_turn(
     }
     let Some(last) = previous.last() else { return Ok(None) };
     let id_of = |text: &str| with.tokenizer.token_to_id(text);
-    let closed = format.ends().iter().find(|end| id_of(end) == Some(*last));
+    let closed = format.ends().iter().copied().find(|end| id_of(end) == Some(*last));
     if closed.is_none() && with.stops.contains(last) {
         return Ok(None);
     }
-    let begins = format.begins().and_then(id_of).and_then(|id| previous.iter().rposition(|other| *other == id));
-    let mut turn = with.tokenizer.decode(&previous[begins.unwrap_or(previous.len() - 1)..], false)?;
-    let end = if closed.is_some() { None } else { format.end_of_cut(&turn) };
-    turn.push_str(end.unwrap_or_default());
-    let mut rendered: Rendered = format.write_next(new, &turn)?.encode(with.tokenizer)?.into();
+    let called = parse::recipients(&last_turn(format, with, previous)?);
+    let end = if closed.is_some() { None } else { format.end_of_cut(&called) };
+    let mut rendered: Rendered = format.write_next(new, closed.or(end), &called)?.encode(with.tokenizer)?.into();
     if let Some(id) = end.and_then(id_of) {
         rendered.ids.insert(0, id);
         rendered.sampled.insert(0, false);
@@ -64,6 +62,30 @@ pub(crate) fn bridge_to_next_turn(
         rendered.spans.insert(0, RoleSpan { start: 0, len: 1, role: Role::Assistant, is_content: false });
     }
     Ok(Some(rendered))
+}
+
+/// The text of the turn at the end of `previous`, as it is read; empty where the format has no token that begins a message.
+fn last_turn(format: &Format, with: With, previous: &[TokenId]) -> Result<String, RenderError> {
+    let id_of = |text: &&str| with.tokenizer.token_to_id(text);
+    let Some(begins) = format.begins().as_ref().and_then(id_of) else { return Ok(String::new()) };
+    let ends: Vec<TokenId> = format.ends().iter().filter_map(id_of).collect();
+    let mut messages = Vec::new();
+    let mut rest = previous;
+    while let Some(at) = rest.iter().rposition(|id| *id == begins) {
+        // What ended before is another turn.
+        if !messages.is_empty() && rest.last().is_some_and(|last| ends.contains(last)) {
+            break;
+        }
+        let read = rest[at..].iter().copied().filter(|id| with.is_text(*id, format.calls()));
+        let message = with.tokenizer.decode(&read.collect::<Vec<_>>(), false)?;
+        if !format.is_assistants(&message) {
+            break;
+        }
+        messages.push(message);
+        rest = &rest[..at];
+    }
+    messages.reverse();
+    Ok(messages.concat())
 }
 
 /// The ids of an answer, without its end token where it was `cut` off.

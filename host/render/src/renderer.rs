@@ -297,8 +297,7 @@ impl Renderer {
 
     /// Whether a sampled token is part of a turn's text: it is no special one, or it marks structure.
     pub fn is_text(&self, id: TokenId) -> bool {
-        !self.tokenizer.is_special(id)
-            || self.tokenizer.id_to_token(id).is_some_and(|token| parse::is_marker(&token, self.calls))
+        self.with().is_text(id, self.calls)
     }
 
     /// The token that ends the reasoning, where one does.
@@ -377,26 +376,27 @@ impl Renderer {
         }
     }
 
-    /// The assistant message in sampled ids. Ids are read, never rebuilt: training keeps the ids themselves.
+    /// The assistant message in sampled ids. Ids are read, never rebuilt: training keeps the ids themselves. `tools` are those
+    /// that were offered; their schemas say which arguments that are written without quotes are text.
     ///
     /// # Errors
     /// The tokenizer refuses the ids.
-    pub fn parse_response(&self, ids: &[TokenId]) -> Result<Message, RenderError> {
-        Ok(self.parse_text(&self.response_text(ids)?))
+    pub fn parse_response(&self, ids: &[TokenId], tools: &[ToolDef]) -> Result<Message, RenderError> {
+        Ok(self.parse_text(&self.response_text(ids)?, tools))
     }
 
     /// As [`Renderer::parse_response`], and a stop string that ended the turn is left out of the message.
     ///
     /// # Errors
     /// The tokenizer refuses the ids.
-    pub fn parse_sampled(&self, sampled: &Sampled) -> Result<Message, RenderError> {
+    pub fn parse_sampled(&self, sampled: &Sampled, tools: &[ToolDef]) -> Result<Message, RenderError> {
         let mut text = self.response_text(sampled.ids())?;
         if let FinishReason::StopString(stop) = sampled.finish()
             && let Some(at) = text.rfind(stop.as_str())
         {
             text.truncate(at);
         }
-        Ok(self.parse_text(&text))
+        Ok(self.parse_text(&text, tools))
     }
 
     /// All text of some ids, special tokens included.
@@ -414,8 +414,8 @@ impl Renderer {
         self.tokenizer.decode(&kept, false)
     }
 
-    fn parse_text(&self, text: &str) -> Message {
-        parse::parse(text, self.thinking, self.calls)
+    fn parse_text(&self, text: &str, tools: &[ToolDef]) -> Message {
+        parse::parse(text, self.thinking, self.calls, tools)
     }
 
     fn with(&self) -> With<'_> {

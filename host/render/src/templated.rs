@@ -1,7 +1,7 @@
 //! Rendering by a model's own chat template: ids, the next turn, what a model samples. Owns the proofs that an id sequence is
 //! what the model sees, by rendering parts and variations of a conversation; where there is no proof it says so.
 
-use crate::parse::{self, Thinking};
+use crate::parse::{self, Calls, Thinking};
 use crate::renderer::{LossMask, Open, Prompt, Rendered, TrainingSample};
 use crate::spans::{self, Segment, segments, token_spans};
 use crate::template::ChatTemplate;
@@ -30,6 +30,14 @@ pub(crate) struct With<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Tokens that end a turn.
     pub stops: &'a [TokenId],
+}
+
+impl With<'_> {
+    /// Whether a sampled token is part of a turn's text: it is no special one, or it marks structure where `calls` are read.
+    pub fn is_text(&self, id: TokenId, calls: Calls) -> bool {
+        !self.tokenizer.is_special(id)
+            || self.tokenizer.id_to_token(id).is_some_and(|token| parse::is_marker(&token, calls))
+    }
 }
 
 impl Templated {

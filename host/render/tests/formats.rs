@@ -151,7 +151,7 @@ fn qwen35_is_written_as_its_template_writes_it() {
          <|im_start|>assistant\n<think>\n\n</think>\n\nb<|im_end|>\n<|im_start|>assistant\n<think>\n"
     );
     let answer = qwen.answer_ids(&chat[..2], &[tool()], &chat[2], false).unwrap();
-    let read = qwen.parse_response(&answer).unwrap();
+    let read = qwen.parse_response(&answer, &[]).unwrap();
     assert_eq!((read.reasoning.as_deref(), read.content.as_str()), (Some("why"), "look"));
     let arguments: Vec<&str> = read.tool_calls.iter().map(|call| call.arguments.as_str()).collect();
     let first = "{\"a\": \"x y\", \"b\": [1, null], \"c\": true, \"d\": null, \"e\": 1e-05}";
@@ -193,7 +193,7 @@ fn glm_is_written_as_its_template_writes_it() {
     let stops: Vec<TokenId> =
         ["<|user|>", "<|observation|>"].map(|text| glm.tokenizer().token_to_id(text).unwrap()).into();
     assert!(glm.stop_token_ids().starts_with(&stops));
-    let read = glm.parse_response(&glm.answer_ids(&chat[..2], &[], &chat[2], false).unwrap()).unwrap();
+    let read = glm.parse_response(&glm.answer_ids(&chat[..2], &[], &chat[2], false).unwrap(), &[]).unwrap();
     assert_eq!((read.reasoning.as_deref(), read.content.as_str()), (Some("why"), "look"));
     let arguments: Vec<&str> = read.tool_calls.iter().map(|call| call.arguments.as_str()).collect();
     assert_eq!(arguments, ["{\"a\": \" x\", \"b\": [1, null]}", "get\n{"]);
@@ -243,7 +243,7 @@ fn gpt_oss_is_written_as_its_template_writes_it() {
     );
     let look = [user("q"), called(assistant("look"), &["{"])];
     let ids = oss.answer_ids(&look[..1], &[], &look[1], false).unwrap();
-    let read = oss.parse_response(&ids).unwrap();
+    let read = oss.parse_response(&ids, &[]).unwrap();
     assert_eq!((read.content.as_str(), read.tool_calls[0].name.as_str()), ("look", "get"));
     assert_eq!(read.tool_calls[0].arguments, "{");
     let stops: Vec<TokenId> = ["<|return|>", "<|call|>"].map(|text| oss.tokenizer().token_to_id(text).unwrap()).into();
@@ -254,6 +254,70 @@ fn gpt_oss_is_written_as_its_template_writes_it() {
     ] {
         let error = oss.render_text(chat, &[], false).unwrap_err().to_string();
         assert!(error.contains("gpt-oss has no place for what message 1 has") && error.contains(what), "{error}");
+    }
+}
+
+/// What is read as a call is answered as one: to a function, to a tool of the model's own, with a name that is none, several.
+#[test]
+fn what_gpt_oss_calls_is_answered() {
+    let oss = plain(FormatName::GptOss);
+    let prompt = oss.render_ids(&[user("q")], &[], true).unwrap().ids;
+    let of_function = |name: &str, text: &str| {
+        format!("<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>\"{text}\"<|end|>")
+    };
+    let of_python = |text: &str| format!("<|start|>python to=assistant<|channel|>analysis<|message|>{text}<|end|>");
+    for (turn, names, results) in [
+        (" to=functions.get<|channel|>commentary json<|message|>{}<|call|>", vec!["get"], of_function("get", "1")),
+        ("<|channel|>analysis to=python code<|message|>1 + 1<|call|>", vec!["python"], of_python("1")),
+        (" to=python<|channel|>analysis<|message|>cut", vec!["python"], format!("<|call|>{}", of_python("1"))),
+        (" to=functions.<|message|>1<|call|>", vec![""], of_function("", "1")),
+        (
+            "<|channel|>commentary to=python<|message|>1<|end|><|start|>assistant to=functions.get<|message|>{}<|call|>",
+            vec!["python", "get"],
+            of_python("1") + &of_function("get", "2"),
+        ),
+        (
+            " to=functions.get<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>a<|return|>",
+            vec!["get"],
+            of_function("get", "1"),
+        ),
+    ] {
+        let sampled = oss.tokenizer().encode(turn).unwrap();
+        let message = oss.parse_response(&sampled, &[]).unwrap();
+        let read: Vec<&str> = message.tool_calls.iter().map(|call| call.name.as_str()).collect();
+        assert_eq!(read, names, "{turn}");
+        let replies: Vec<Message> = (1..=names.len()).map(|n| told(&n.to_string())).collect();
+        let so_far = [prompt.clone(), sampled].concat();
+        let bridge = oss.bridge_to_next_turn(&so_far, &replies).unwrap().unwrap();
+        assert_eq!(oss.decode(&bridge.ids).unwrap(), format!("{results}<|start|>assistant"), "{turn}");
+        // The next turn called nothing.
+        let answer = oss.tokenizer().encode("<|channel|>final<|message|>b<|return|>").unwrap();
+        let so_far = [so_far, bridge.ids, answer].concat();
+        let error = oss.bridge_to_next_turn(&so_far, &[told("3")]).unwrap_err().to_string();
+        assert!(error.contains("a result without a call"), "{error}");
+        // Written anew it can be answered as well.
+        if let [_] = message.tool_calls.as_slice() {
+            let chat = [user("q"), message, told("1")];
+            assert!(oss.render_text(&chat, &[], true).is_ok(), "{turn}");
+        }
+    }
+    let spaced = ToolCall { id: "call_0".into(), name: "get it".into(), arguments: "{}".into() };
+    let spaced = Message { tool_calls: vec![spaced], ..assistant("") };
+    let error = oss.render_text(&[user("q"), spaced], &[], false).unwrap_err().to_string();
+    assert!(error.contains("message 1 has: a tool call whose name"), "{error}");
+}
+
+/// Digits of a version stay where the tool's schema takes texts.
+#[test]
+fn unquoted_arguments_are_read_by_the_schema() {
+    let parameters = json!({"type": "object", "properties": {"version": {"type": "string"}, "n": {"type": "number"}}});
+    let tools = [ToolDef { parameters, ..tool() }];
+    let message = called(assistant(""), &["{\"version\": \"1.10\", \"n\": 1e-05}"]);
+    for r in [plain(FormatName::Qwen35), plain(FormatName::Glm45)] {
+        let ids = r.answer_ids(&[user("q")], &tools, &message, false).unwrap();
+        assert_eq!(r.parse_response(&ids, &tools).unwrap(), message);
+        let other = r.parse_response(&ids, &[]).unwrap();
+        assert_eq!(other.tool_calls[0].arguments, "{\"version\": 1.10, \"n\": 1e-05}");
     }
 }
 
@@ -306,7 +370,7 @@ fn answers_of_other_models_lose_the_reasoning_that_has_no_place() {
         let adopted = Message { tool_calls: Vec::new(), ..adopted };
         let ids = r.answer_ids(&[user("q")], &[], &adopted, false).unwrap();
         assert!(!r.decode(&ids).unwrap().contains("why"));
-        assert_eq!(r.parse_response(&ids).unwrap(), adopted);
+        assert_eq!(r.parse_response(&ids, &[]).unwrap(), adopted);
     }
     assert_eq!(quiet.adopted(inline.clone()), assistant("a"));
     // Where the model thinks, it learns to; where there are no think blocks, a tag is text.
@@ -529,6 +593,38 @@ proptest! {
         }
     }
 
+    /// What a bridge extends is a conversation that can be rendered whole, and to the same ids; what cannot be, is refused.
+    #[test]
+    fn a_bridge_refuses_what_a_whole_render_refuses(
+        roles in prop::collection::vec((prop::sample::select(vec![Role::System, Role::User, Role::Assistant, Role::Tool]), content()), 1..7),
+        called_in in any::<u8>(),
+        offered in any::<bool>(),
+    ) {
+        for r in ALL.iter() {
+            let tools = if offered { vec![tool()] } else { Vec::new() };
+            let mut chat = vec![user("q")];
+            chat.extend(roles.iter().enumerate().map(|(n, (role, text))| match role {
+                Role::Assistant if called_in >> n & 1 == 1 => called(assistant(""), &["{}"]),
+                Role::Assistant => assistant(text),
+                Role::Tool => told(text),
+                role => Message::text(*role, text),
+            }));
+            let assistants = (0..chat.len()).filter(|n| chat[*n].role == Role::Assistant);
+            for n in assistants {
+                let end = (n + 1..chat.len()).find(|m| chat[*m].role == Role::Assistant).unwrap_or(chat.len());
+                let Ok(prompt) = r.render_ids(&chat[..n], &tools, true) else { continue };
+                let Ok(answer) = r.answer_ids(&chat[..n], &tools, &chat[n], false) else { continue };
+                let so_far = [prompt.ids, answer].concat();
+                let whole = r.render_ids(&chat[..end], &tools, true);
+                match r.bridge_to_next_turn(&so_far, &chat[n + 1..end]) {
+                    Ok(Some(bridge)) => prop_assert_eq!([so_far, bridge.ids].concat(), whole.unwrap().ids),
+                    Ok(None) => prop_assert_eq!(end, n + 1),
+                    Err(_) => prop_assert!(whole.is_err(), "{:?}", r.format()),
+                }
+            }
+        }
+    }
+
     /// What a format writes as a turn is read as that turn.
     #[test]
     fn turns_are_read_as_they_were_written(
@@ -545,7 +641,7 @@ proptest! {
             let mut message = called(assistant(if said { &text } else { "" }), calls);
             message.reasoning = Some(reasoning.clone()).filter(|_| bits.1 && thinks != Thinking::Unknown);
             let ids = r.answer_ids(&[user("q")], &[], &message, false).unwrap();
-            prop_assert_eq!(r.parse_response(&ids).unwrap(), message);
+            prop_assert_eq!(r.parse_response(&ids, &[]).unwrap(), message);
         }
     }
 }

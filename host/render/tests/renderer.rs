@@ -318,18 +318,18 @@ fn the_bridge_keeps_reasoning_that_the_template_would_strip() {
 #[test]
 fn responses_lose_the_stop_token_and_stray_special_tokens() {
     let ids = THINKING.tokenizer().encode("<think>\nr\n</think>\n\na<|im_start|>b<|im_end|>").unwrap();
-    let m = THINKING.parse_response(&ids).unwrap();
+    let m = THINKING.parse_response(&ids, &[]).unwrap();
     assert_eq!((m.reasoning.as_deref(), m.content.as_str()), (Some("r"), "ab"));
     // The same text means nothing special to a template without reasoning.
-    let m = CHATML.parse_response(&ids).unwrap();
+    let m = CHATML.parse_response(&ids, &[]).unwrap();
     assert!(m.content.starts_with("<think>") && m.reasoning.is_none());
-    assert_eq!(CHATML.parse_response(&[]).unwrap().content, "");
+    assert_eq!(CHATML.parse_response(&[], &[]).unwrap().content, "");
 
     let version = (PolicyVersion(0), PolicyVersion(0));
     let ids = CHATML.tokenizer().encode("answer END tail").unwrap();
     let n = ids.len();
     let sampled = Sampled::from_engine(ids, vec![-1.0; n], version, FinishReason::StopString("END".into())).unwrap();
-    assert_eq!(CHATML.parse_sampled(&sampled).unwrap().content, "answer ");
+    assert_eq!(CHATML.parse_sampled(&sampled, &[]).unwrap().content, "answer ");
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn a_prompt_that_opens_the_reasoning_is_remembered() {
     let variables = json!({"open_thinking": true}).as_object().unwrap().clone();
     let r = Renderer::load(dir.path(), RendererOptions { variables, ..Default::default() }).unwrap();
     let ids = r.tokenizer().encode("r\n</think>\n\na<|im_end|>").unwrap();
-    let m = r.parse_response(&ids).unwrap();
+    let m = r.parse_response(&ids, &[]).unwrap();
     assert_eq!((m.reasoning.as_deref(), m.content.as_str()), (Some("r"), "a"));
 }
 

@@ -89,6 +89,8 @@ struct Shape {
     prompt: Prompt,
     /// Which calls are looked for.
     calls: Calls,
+    /// What was offered.
+    tools: Arc<[ToolDef]>,
     /// Whether further calls than the first are dropped.
     one_call: bool,
     logprobs: bool,
@@ -105,7 +107,7 @@ pub(crate) async fn chat(
 ) -> Result<Response, ApiError> {
     let (model, adapter) = app.model(&mut fields)?;
     let conversation = Conversation::read(&mut fields)?;
-    let tools = !conversation.tools.is_empty();
+    let tools: Arc<[ToolDef]> = conversation.tools.as_slice().into();
     let mut sampling = sampling::read(&mut fields, &app.renderer, app.engine.vocab_size())?;
     let streams = stream_options(&mut fields)?;
     let told = told(&mut fields, streams)?;
@@ -134,7 +136,8 @@ pub(crate) async fn chat(
         created: clock::unix_seconds(),
         renderer: app.renderer.clone(),
         prompt,
-        calls: if tools && guide.is_none() { app.renderer.calls() } else { Calls::None },
+        calls: if !tools.is_empty() && guide.is_none() { app.renderer.calls() } else { Calls::None },
+        tools,
         one_call,
         logprobs: told.sampled.is_some(),
         token_ids,
@@ -169,7 +172,7 @@ pub(crate) fn salt(fields: &mut Fields) -> Result<Option<Arc<str>>, ApiError> {
 
 impl Shape {
     fn turn(&self) -> Turn {
-        Turn { stream: TurnStream::new(self.prompt.thinking, self.calls), calls: 0 }
+        Turn { stream: TurnStream::new(self.prompt.thinking, self.calls, self.tools.clone()), calls: 0 }
     }
 
     /// The calls of a choice that are told, with ids that no other answer has.

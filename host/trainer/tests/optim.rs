@@ -165,6 +165,15 @@ fn trained(learner: &prl_model::Learner) -> Vec<u32> {
     model.parameters().iter().flat_map(|(_, p)| p.to_vec().unwrap()).map(f32::to_bits).collect()
 }
 
+/// What is not, bit by bit.
+fn frozen(learner: &prl_model::Learner) -> Vec<u32> {
+    let model = learner.weights().unwrap();
+    let trained: Vec<String> = model.parameters().into_iter().map(|(info, _)| info.name).collect();
+    let all = model.decoder.infos().into_iter().zip(model.decoder.parameters());
+    let frozen = all.filter(|(info, _)| !trained.contains(&info.name));
+    frozen.flat_map(|(_, p)| p.to_vec().unwrap()).map(f32::to_bits).collect()
+}
+
 #[test]
 fn every_optimiser_trains_an_adapter_and_goes_on_bit_for_bit() {
     // Per layer 5 matrices of 2 factors; embedding and last norm.
@@ -173,7 +182,8 @@ fn every_optimiser_trains_an_adapter_and_goes_on_bit_for_bit() {
     for ((optim, _), want) in all().into_iter().zip(tensors_of) {
         let name = format!("{optim:?}");
         let mut first = resumed(&optim, with_adapter(0.2));
-        let frozen = first.learner().weights().unwrap().frozen_checksum().unwrap();
+        let at_first = frozen(first.learner());
+        assert!(!at_first.is_empty());
         let before = steps(&mut first, 3);
         let dir = tempfile::tempdir().unwrap();
         first.state().unwrap().write(dir.path()).unwrap();
@@ -185,8 +195,7 @@ fn every_optimiser_trains_an_adapter_and_goes_on_bit_for_bit() {
         second.load_state(dir.path(), Skip::default()).unwrap();
         assert_eq!(steps(&mut first, 3), steps(&mut second, 3), "{name}");
         assert!(trained(first.learner()) == trained(second.learner()), "{name}");
-        let after = first.learner().weights().unwrap();
-        assert_eq!(after.frozen_checksum().unwrap(), frozen, "{name}: something that is frozen has changed");
+        assert!(frozen(first.learner()) == at_first, "{name}: something that is frozen has changed");
         assert!(steps(&mut first, 12).last().unwrap() < &before[0], "{name}: nothing is learned");
         // The optimiser's file of a whole model is none of an adapter.
         let error = trainer(&optim).load_state(dir.path(), Skip::default());

@@ -49,9 +49,9 @@ impl Renderer for ModelRenderer {
         self.inner.answer_ids(messages, tools, message, cut).map_err(|e| e.to_string())
     }
 
-    fn parse(&self, sampled: &Sampled) -> Message {
+    fn parse(&self, sampled: &Sampled, tools: &[ToolDef]) -> Message {
         // Ids the tokenizer cannot read are an answer without text, not a failure of the run.
-        self.inner.parse_sampled(sampled).unwrap_or_else(|error| {
+        self.inner.parse_sampled(sampled, tools).unwrap_or_else(|error| {
             tracing::warn!(target: "prl_orchestrator", "a sampled turn cannot be decoded: {error}");
             Message::text(Role::Assistant, "")
         })

@@ -13,10 +13,10 @@ use super::compile::{Precision, Source};
 use super::context::{Context, In, Out, args, grid, int};
 use super::element::Element;
 use super::{CudaError, check, check_dim, check_rows, holds};
+use crate::pages::PAGE;
+use crate::passes::Span;
 
 const OP: &str = "attention over caches";
-/// Entries of a page; as in `caches.cuh`.
-pub const PAGE: usize = 64;
 /// Entries of a context that one block attends to; as in `caches.cuh`.
 const CHUNK: usize = 512;
 /// Query heads that may share a key/value head; as in `caches.cuh`.
@@ -70,19 +70,6 @@ pub struct QueryTiles {
     most: usize,
     /// Behind the last row of any tile.
     rows: usize,
-}
-
-/// New tokens of one sequence that follow each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Row of the first.
-    pub row: usize,
-    /// How many.
-    pub rows: usize,
-    /// Position of the first.
-    pub position: usize,
-    /// Their sequence.
-    pub seq: usize,
 }
 
 impl CacheLayout {

@@ -9,7 +9,7 @@ use super::compile::Source;
 use super::context::{Context, In, Out, args, grid, int};
 use super::element::Element;
 use super::{CudaError, check, check_rows, holds};
-use crate::{AdapterLayer, LowRank};
+use crate::{AdapterLayer, AdapterView, LowRank};
 
 const OP: &str = "low-rank additions";
 /// Matrices of a layer; as in `low_rank.cu`, in the order of [`matrices`].
@@ -34,14 +34,14 @@ pub struct LowRanks<T> {
 }
 
 impl<T: Element> LowRanks<T> {
-    /// Brings an adapter of a decoder of so many layers to the GPU.
+    /// Brings an adapter to the GPU.
     ///
     /// # Errors
-    /// More layers than the decoder has, or not enough memory.
-    pub fn new(c: &Context, adapter: &[AdapterLayer], layers: usize) -> Result<Self, CudaError> {
-        check(OP, adapter.len() <= layers, || format!("an adapter of {} layers for {layers}", adapter.len()))?;
-        let (mut table, mut factors, mut most) = (vec![0u64; layers * MATRICES * ENTRY], Vec::new(), 0);
-        let pairs = adapter.iter().flat_map(matrices);
+    /// Not enough memory.
+    pub fn new(c: &Context, adapter: AdapterView<'_>) -> Result<Self, CudaError> {
+        let entries = adapter.dims().layers * MATRICES * ENTRY;
+        let (mut table, mut factors, mut most) = (vec![0u64; entries], Vec::new(), 0);
+        let pairs = adapter.layers().iter().flat_map(matrices);
         for (entry, pair) in table.chunks_exact_mut(ENTRY).zip(pairs) {
             let Some(LowRank { a, b, rank }) = pair else { continue };
             for (word, factor) in entry.iter_mut().zip([a, b]) {

@@ -29,6 +29,8 @@ mod tensor_map;
 mod tiles;
 mod trace;
 
+pub use crate::pages::PAGE;
+pub use crate::passes::Span;
 pub use attention::{Attention, AttentionGrads, HeadLayout};
 pub use buffers::Pinned;
 pub use communicator::{COMMUNICATOR_ID_BYTES, Communicator, Seat, communicator_id};
@@ -36,7 +38,7 @@ pub use context::{Context, Event, In, Out};
 pub use cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,
 };
-pub use decode::{CacheLayout, CacheRows, PAGE, QueryTiles, Span};
+pub use decode::{CacheLayout, CacheRows, QueryTiles};
 pub use draw::DrawRows;
 pub use element::{Element, bf16};
 pub use embedding::EmbedOrder;

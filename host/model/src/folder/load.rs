@@ -73,7 +73,7 @@ pub(crate) fn map_file(path: &Path) -> Result<Mmap, ModelError> {
 
 /// Tensors some files carry that say nothing new: the head of a tied model, and rotary tables.
 fn is_redundant(name: &str, config: &ModelConfig) -> bool {
-    (config.tied && name == "lm_head.weight") || name.ends_with(".rotary_emb.inv_freq")
+    (config.tied && name == names::HEAD) || name.ends_with(".rotary_emb.inv_freq")
 }
 
 fn widen(path: &Path, view: &TensorView<'_>, info: &ParameterInfo) -> Result<Vec<f32>, ModelError> {

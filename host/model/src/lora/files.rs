@@ -3,8 +3,8 @@
 
 use crate::adapter::{SETTINGS, Settings, WEIGHTS};
 use crate::folder::{Precision, Saved, each_float, map_file, write_json, write_tensors};
-use crate::lora::plan::module_of;
-use crate::{ModelConfig, ModelError, Trained};
+use crate::names::{HEAD, is_tied_embedding};
+use crate::{ModelError, Trained};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorData};
 use safetensors::SafeTensors;
@@ -14,8 +14,6 @@ use std::path::Path;
 
 /// What PEFT puts before the names of a model's parameters.
 const PREFIX: &str = "base_model.model.";
-/// The head's weights.
-const HEAD: &str = "lm_head.weight";
 
 impl Trained {
     /// Writes `adapter_config.json` and `adapter_model.safetensors` into `dir`, which must exist: the factors, and the modules that
@@ -103,11 +101,6 @@ impl Trained {
         *self = self.clone().map(&mut fill);
         Ok(())
     }
-}
-
-/// Whether a parameter is the embedding of a model whose head it is too.
-fn is_tied_embedding(config: &ModelConfig, name: &str) -> bool {
-    config.tied && module_of(name).ends_with("embed_tokens")
 }
 
 /// Replaces the values of parameters by id.

@@ -2,7 +2,7 @@
 //! must not know values.
 
 use crate::fast::dims;
-use crate::names::{self, Kind, ParameterInfo};
+use crate::names::{self, HEAD, Kind, ParameterInfo, module_of};
 use crate::{ModelConfig, ModelError};
 use prl_kernels::Projection;
 use regex::Regex;
@@ -31,16 +31,6 @@ pub struct LoraPlan {
     targets: Vec<(usize, Projection)>,
     /// By parameter, whether it is trained whole.
     saved: Vec<bool>,
-}
-
-/// The name of a matrix in a model's files.
-pub(crate) fn matrix_name(layer: usize, which: Projection) -> String {
-    format!("model.layers.{layer}.{}.weight", which.module())
-}
-
-/// The module that a parameter is of.
-pub(crate) fn module_of(name: &str) -> &str {
-    name.rsplit_once('.').map_or(name, |(module, _)| module)
 }
 
 /// The last part of a module's path.
@@ -110,9 +100,8 @@ impl LoraPlan {
         let infos = names::parameters(config);
         let whole =
             |module: &str| infos.iter().zip(&saved).any(|(info, saved)| *saved && module_of(&info.name) == module);
-        let mut names = targets.iter().map(|(layer, which)| matrix_name(*layer, *which));
-        if let Some(name) = names.find(|name| whole(module_of(name))) {
-            let module = module_of(&name);
+        let mut modules = targets.iter().map(|(layer, which)| which.path(*layer));
+        if let Some(module) = modules.find(|module| whole(module)) {
             return refuse(
                 "modules_to_save",
                 format!("has {module}, which `target_modules` has too: leave it out of one"),
@@ -151,9 +140,9 @@ impl LoraPlan {
         let dims = dims(config);
         let of = |(layer, which): &(usize, Projection)| {
             let [out, input] = which.shape(&dims);
-            let name = |factor: &str| format!("model.layers.{layer}.{}.lora_{factor}.weight", which.module());
+            let [a, b] = which.factors(*layer);
             let info = |name, shape| ParameterInfo { name, shape, kind: Kind::Matrix };
-            [info(name("A"), vec![self.rank(), input]), info(name("B"), vec![out, self.rank()])]
+            [info(a, vec![self.rank(), input]), info(b, vec![out, self.rank()])]
         };
         self.targets.iter().flat_map(of).collect()
     }
@@ -169,7 +158,7 @@ impl LoraPlan {
         let kinds: BTreeSet<Projection> = self.targets.iter().map(|(_, which)| *which).collect();
         match kinds.len() * config.layers == self.targets.len() {
             true => kinds.into_iter().map(|which| leaf(which.module()).to_owned()).collect(),
-            false => self.targets.iter().map(|(l, which)| module_of(&matrix_name(*l, *which)).to_owned()).collect(),
+            false => self.targets.iter().map(|(layer, which)| which.path(*layer)).collect(),
         }
     }
 
@@ -194,19 +183,18 @@ fn targets(patterns: &[String], config: &ModelConfig) -> Result<Vec<(usize, Proj
     if patterns.is_empty() {
         return refuse(format!("is empty; name some of {}", can()));
     }
-    let path = |(layer, which): &(usize, Projection)| format!("model.layers.{layer}.{}", which.module());
     let mut found = vec![false; all.len()];
     for text in patterns {
         let pattern = Pattern::new(KEY, text)?;
-        if pattern.matches("lm_head") {
+        if pattern.matches(module_of(HEAD)) {
             return refuse(format!(
                 "has \"{text}\", which matches lm_head: that can have no adapter here, only be trained whole \
                  (`modules_to_save`)"
             ));
         }
         let mut any = false;
-        for (found, target) in found.iter_mut().zip(&all) {
-            if pattern.matches(&path(target)) {
+        for (found, (layer, which)) in found.iter_mut().zip(&all) {
+            if pattern.matches(&which.path(*layer)) {
                 (*found, any) = (true, true);
             }
         }
@@ -230,7 +218,7 @@ fn saved(patterns: &[String], config: &ModelConfig) -> Result<Vec<bool>, ModelEr
         let pattern = Pattern::new(KEY, text)?;
         let of = |info: &ParameterInfo| pattern.matches(module_of(&info.name));
         let found: Vec<usize> = (0..infos.len()).filter(|i| of(&infos[*i])).collect();
-        if found.is_empty() && config.tied && pattern.matches("lm_head") {
+        if found.is_empty() && config.tied && pattern.matches(module_of(HEAD)) {
             let reason = format!("has \"{text}\", but this model's head is its embedding: name embed_tokens");
             return Err(ModelError::Lora { key: KEY, reason });
         }

@@ -530,7 +530,7 @@ impl Renderer for FakeRenderer {
         Ok(message.content.chars().map(u32::from).chain(end).collect())
     }
 
-    fn parse(&self, sampled: &Sampled) -> Message {
+    fn parse(&self, sampled: &Sampled, _: &[ToolDef]) -> Message {
         let text: Vec<String> = sampled.ids().iter().filter(|t| **t != STOP).map(u32::to_string).collect();
         Message::text(Role::Assistant, text.join(" "))
     }

@@ -4,6 +4,7 @@
 use super::pieces::Writer;
 use super::{Format, Own, typescript};
 use crate::RenderError;
+use crate::parse::{FUNCTIONS, is_name};
 use crate::pyjson;
 use crate::template::arguments;
 use prl_types::{Message, Role, ToolDef};
@@ -64,19 +65,20 @@ impl Harmony {
             out.scaffold(Role::System, by, "<|end|>");
         }
         let start = usize::from(by.is_some());
-        self.write_messages(format, out, messages, start, None)
+        self.write_messages(format, out, messages, start, &[])
     }
 
-    /// Writes messages from `start` on, behind a turn that called the function `called`.
+    /// Writes messages from `start` on, behind a turn whose calls were to the tools `called`.
     pub fn write_messages(
         &self,
         format: &Format,
         out: &mut Writer,
         messages: &[Message],
         start: usize,
-        called: Option<&str>,
+        called: &[String],
     ) -> Result<(), RenderError> {
-        let mut called = called;
+        let mut called = called.to_vec();
+        let mut told = 0;
         for (n, message) in messages.iter().enumerate().skip(start) {
             let (role, by) = (message.role, Some(n));
             match role {
@@ -91,20 +93,18 @@ impl Harmony {
                     out.scaffold(role, by, "<|end|>");
                 }
                 Role::Tool => {
-                    let Some(name) = called else {
+                    // Results are in the order of the calls; what is more is the last one's.
+                    let Some(tool) = called.get(told).or(called.last()) else {
                         return Err(format.no_place(n, "a result without a call in the turn before it"));
                     };
-                    // A result is a JSON string.
-                    let quoted = pyjson::dumps(&message.content.as_str().into());
-                    let head = format!("<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>\"");
-                    out.scaffold(role, by, &head);
-                    out.given(role, n, &quoted[1..quoted.len() - 1]);
-                    out.scaffold(role, by, "\"<|end|>");
+                    told += 1;
+                    result(out, tool, message, n);
                 }
                 Role::Assistant => {
                     self.invite(out, by);
                     answer(format, out, message, n)?;
-                    called = message.tool_calls.last().map(|call| call.name.as_str());
+                    called = message.tool_calls.iter().map(|call| format!("{FUNCTIONS}{}", call.name)).collect();
+                    told = 0;
                 }
             }
         }
@@ -117,16 +117,29 @@ impl Harmony {
     }
 }
 
-/// The function that a message calls, by its text.
-pub(super) fn called(message: &str) -> Option<&str> {
-    let (header, _) = message.split_once("<|message|>")?;
-    let (_, rest) = header.split_once("to=functions.")?;
-    Some(&rest[..rest.find(|c: char| c == '<' || c.is_whitespace()).unwrap_or(rest.len())])
+/// Whether a message is of an assistant's turn, by its text.
+pub(super) fn is_assistants(message: &str) -> bool {
+    message.strip_prefix(START).is_some_and(|rest| rest.starts_with("assistant"))
 }
 
-/// What ends a turn that was cut off within this message.
-pub(super) fn end_of_cut(message: &str) -> &'static str {
-    if called(message).is_some() { CALL } else { RETURN }
+/// What ends a turn that was cut off and whose calls were to the tools `called`.
+pub(super) fn end_of_cut(called: &[String]) -> &'static str {
+    if called.is_empty() { RETURN } else { CALL }
+}
+
+/// Writes a result of `tool`. That of a function is a JSON string; the model's own tools answer with text, in the channel of its
+/// thoughts.
+fn result(out: &mut Writer, tool: &str, message: &Message, n: usize) {
+    let (role, by) = (Role::Tool, Some(n));
+    if !tool.starts_with(FUNCTIONS) {
+        out.scaffold(role, by, &format!("<|start|>{tool} to=assistant<|channel|>analysis<|message|>"));
+        out.given(role, n, &message.content);
+        return out.scaffold(role, by, "<|end|>");
+    }
+    let quoted = pyjson::dumps(&message.content.as_str().into());
+    out.scaffold(role, by, &format!("<|start|>{tool} to=assistant<|channel|>commentary<|message|>\""));
+    out.given(role, n, &quoted[1..quoted.len() - 1]);
+    out.scaffold(role, by, "\"<|end|>");
 }
 
 fn instruct(out: &mut Writer, message: &Message, n: usize) {
@@ -153,13 +166,17 @@ fn answer(format: &Format, out: &mut Writer, message: &Message, n: usize) -> Res
         [call] => call,
         _ => return Err(format.no_place(n, "several tool calls in one turn")),
     };
+    // A malformed call has no name; any other must be read as it is written.
+    if !call.name.is_empty() && !is_name(&call.name) {
+        return Err(format.no_place(n, "a tool call whose name is more than letters, digits and any of _-.:/"));
+    }
     if !message.content.is_empty() {
         out.sampled(n, false, "<|channel|>commentary<|message|>");
         out.sampled(n, true, &message.content);
         again(out);
     }
     let arguments = pyjson::dumps(&arguments(call));
-    let call = format!(" to=functions.{}<|channel|>commentary json<|message|>{arguments}{CALL}", call.name);
+    let call = format!(" to={FUNCTIONS}{}<|channel|>commentary json<|message|>{arguments}{CALL}", call.name);
     out.sampled(n, false, &call);
     Ok(())
 }

@@ -94,13 +94,13 @@ impl Im {
                 out.given(Role::System, 0, text);
             }
             out.scaffold(Role::System, by, "<|im_end|>\n");
-            return self.write_messages(format, out, messages, usize::from(said.is_some()));
+            return self.write_messages(format, out, messages, usize::from(said.is_some()), true);
         }
         if tools.is_empty() {
             if let (None, Some(system)) = (said, &self.system) {
                 out.scaffold(Role::System, None, &format!("<|im_start|>system\n{system}<|im_end|>\n"));
             }
-            return self.write_messages(format, out, messages, 0);
+            return self.write_messages(format, out, messages, 0, true);
         }
         out.scaffold(Role::System, by, "<|im_start|>system\n");
         match (said, &self.system) {
@@ -117,22 +117,23 @@ impl Im {
         }
         out.scaffold(Role::System, by, TOOLS.1);
         out.scaffold(Role::System, by, "<|im_end|>\n");
-        self.write_messages(format, out, messages, usize::from(said.is_some()))
+        self.write_messages(format, out, messages, usize::from(said.is_some()), true)
     }
 
-    /// Writes messages from `start` on.
+    /// Writes messages from `start` on; `whole` says whether the first of them begins the conversation.
     pub fn write_messages(
         &self,
         format: &Format,
         out: &mut Writer,
         messages: &[Message],
         start: usize,
+        whole: bool,
     ) -> Result<(), RenderError> {
         let tool_at = |n: usize| messages.get(n).is_some_and(|m| m.role == Role::Tool);
         for (n, message) in messages.iter().enumerate().skip(start) {
             let (role, by) = (message.role, Some(n));
             match role {
-                Role::System if n > 0 && matches!(self.style, Style::Xml(_)) => {
+                Role::System if (n > 0 || !whole) && matches!(self.style, Style::Xml(_)) => {
                     return Err(format.no_place(n, "a system message behind the first message"));
                 }
                 Role::System | Role::User => {

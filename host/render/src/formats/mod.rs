@@ -199,12 +199,12 @@ impl Format {
         }
     }
 
-    /// The one for a turn that was cut off: `turn` is its text from [`Format::begins`] on. None where the next message has it.
-    pub fn end_of_cut(&self, turn: &str) -> Option<&'static str> {
+    /// The one for a turn that was cut off, whose calls were to the tools `called`. None where the next message has it.
+    pub fn end_of_cut(&self, called: &[String]) -> Option<&'static str> {
         match self.family {
             Family::Im(_) | Family::Llama3(_) => self.ends().first().copied(),
             Family::Glm(_) => None,
-            Family::Harmony(_) => Some(harmony::end_of_cut(turn)),
+            Family::Harmony(_) => Some(harmony::end_of_cut(called)),
         }
     }
 
@@ -227,9 +227,14 @@ impl Format {
         !self.ends_with_next() || messages.windows(2).all(|pair| glm::leads_on(&pair[0], &pair[1]))
     }
 
-    /// The token behind which the last of a turn is to be found, where what follows depends on more of it than its end.
+    /// The token that begins every message, where what follows a turn depends on the messages in it.
     pub fn begins(&self) -> Option<&'static str> {
         matches!(self.family, Family::Harmony(_)).then_some(harmony::START)
+    }
+
+    /// Whether a message, by its text from that token on, is of an assistant's turn.
+    pub fn is_assistants(&self, message: &str) -> bool {
+        matches!(self.family, Family::Harmony(_)) && harmony::is_assistants(message)
     }
 
     fn tokens(&self) -> &'static [&'static str] {
@@ -259,23 +264,26 @@ impl Format {
         Ok(out)
     }
 
-    /// Writes what follows an assistant's turn: what closes it, `messages`, the invitation to the next turn. `turn` is the
-    /// text of the turn's last token, or from [`Format::begins`] on.
+    /// Writes what follows an assistant's turn: what closes it, `messages`, the invitation to the next turn. The turn ended with
+    /// `end`, where it had an end, and its calls were to the tools `called`, where the format must know them.
     ///
     /// # Errors
     /// The format has no place for something.
-    pub fn write_next(&self, messages: &[Message], turn: &str) -> Result<Writer, RenderError> {
+    pub fn write_next(
+        &self,
+        messages: &[Message],
+        end: Option<&str>,
+        called: &[String],
+    ) -> Result<Writer, RenderError> {
         let mut out = Writer::default();
         match &self.family {
             Family::Im(im) => {
                 im.close(&mut out, None);
-                im.write_messages(self, &mut out, messages, 0)?;
+                im.write_messages(self, &mut out, messages, 0, false)?;
             }
             Family::Llama3(llama3) => llama3.write_messages(self, &mut out, messages, 0)?,
-            Family::Glm(glm) => glm.write_messages(self, &mut out, messages, Some(turn))?,
-            Family::Harmony(harmony) => {
-                harmony.write_messages(self, &mut out, messages, 0, harmony::called(turn))?;
-            }
+            Family::Glm(glm) => glm.write_messages(self, &mut out, messages, end)?,
+            Family::Harmony(harmony) => harmony.write_messages(self, &mut out, messages, 0, called)?,
         }
         self.invite(&mut out);
         Ok(out)

@@ -1,8 +1,8 @@
 //! What is in a tool call, in each way that models write them. A malformed call is kept as written, so that the environment
 //! can answer it.
 
-use crate::pyjson;
-use prl_types::ToolCall;
+use super::unquoted;
+use prl_types::{ToolCall, ToolDef};
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -38,74 +38,15 @@ impl Calls {
 }
 
 /// What stands in `<tool_call>`. What is not well-formed gives the name if it can be read and the whole block as the
-/// arguments.
-pub(super) fn block(block: &str, index: usize, calls: Calls) -> ToolCall {
+/// arguments. `tools` say which values that are written without quotes are text.
+pub(super) fn block(block: &str, index: usize, calls: Calls, tools: &[ToolDef]) -> ToolCall {
     let id = format!("call_{index}");
     let (name, arguments) = match calls {
-        Calls::Xml => xml(block),
-        Calls::Glm => keyed(block),
+        Calls::Xml => unquoted::xml(block, tools),
+        Calls::Glm => unquoted::keyed(block, tools),
         Calls::Hermes | Calls::Llama3 | Calls::Harmony | Calls::None => return json(block, id),
     };
-    let arguments = arguments.map_or_else(|| block.to_owned(), |object| pyjson::dumps(&Value::Object(object)));
-    ToolCall { id, name: name.to_owned(), arguments }
-}
-
-/// `<function=name>` with any number of `<parameter=key>` value `</parameter>`, and `</function>`. One line break at each end
-/// of a value is not part of it.
-fn xml(block: &str) -> (&str, Option<Map<String, Value>>) {
-    let Some((name, rest)) = block.strip_prefix("<function=").and_then(|rest| rest.split_once('>')) else {
-        return ("", None);
-    };
-    let read = || {
-        let mut rest = rest.strip_suffix("</function>")?.trim();
-        let mut arguments = Map::new();
-        while !rest.is_empty() {
-            let (key, after) = rest.strip_prefix("<parameter=")?.split_once('>')?;
-            let (value, next) = after.split_once("</parameter>")?;
-            let value = value.strip_prefix('\n').unwrap_or(value);
-            let value = value.strip_suffix('\n').unwrap_or(value);
-            arguments.insert(key.to_owned(), literal(value));
-            rest = next.trim_start();
-        }
-        Some(arguments)
-    };
-    (name, read().filter(|_| is_name(name)))
-}
-
-/// A name, and any number of `<arg_key>` key `</arg_key>` `<arg_value>` value `</arg_value>`.
-fn keyed(block: &str) -> (&str, Option<Map<String, Value>>) {
-    let name = block[..block.find(['\n', '<']).unwrap_or(block.len())].trim();
-    if !is_name(name) {
-        return ("", None);
-    }
-    let read = || {
-        let mut rest = block[name.len()..].trim();
-        let mut arguments = Map::new();
-        while !rest.is_empty() {
-            let (key, after) = rest.strip_prefix("<arg_key>")?.split_once("</arg_key>")?;
-            let (value, next) = after.trim_start().strip_prefix("<arg_value>")?.split_once("</arg_value>")?;
-            arguments.insert(key.to_owned(), literal(value));
-            rest = next.trim_start();
-        }
-        Some(arguments)
-    };
-    (name, read())
-}
-
-/// Whether a function may be called so.
-fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.:/".contains(c))
-}
-
-/// A value that is written without quotes: what is JSON, or one of Python's words for it, is that; all else is text. So is
-/// a text that reads like a number, whatever it was meant to be.
-fn literal(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| match text {
-        "True" => Value::Bool(true),
-        "False" => Value::Bool(false),
-        "None" => Value::Null,
-        text => text.into(),
-    })
+    ToolCall { id, name: name.to_owned(), arguments: arguments.unwrap_or_else(|| block.to_owned()) }
 }
 
 /// A well-formed block is `{"name": .., "arguments": ..}`.
@@ -227,43 +168,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_without_json_are_read_and_malformed_ones_stay_calls() {
-        let read = |text: &str, calls| {
-            let ToolCall { id, name, arguments } = block(text, 2, calls);
-            assert_eq!(id, "call_2");
-            (name, arguments)
-        };
-        let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
-        for (text, want) in [
-            ("<function=now>\n</function>", call("now", "{}")),
-            (
-                "<function=f>\n<parameter=a>\ntwo\nlines\n\n</parameter>\n<parameter=b>\n[1, null]\n</parameter>\n</function>",
-                call("f", r#"{"a": "two\nlines\n", "b": [1, null]}"#),
-            ),
-            (
-                "<function=f><parameter=a>True</parameter><parameter=b>1e-05</parameter><parameter=c>None</parameter></function>",
-                call("f", r#"{"a": true, "b": 1e-05, "c": null}"#),
-            ),
-            ("<function=f>\n<parameter=a>\n1", call("f", "<function=f>\n<parameter=a>\n1")),
-            ("<function=f>\n{\"a\": \n</function>", call("f", "<function=f>\n{\"a\": \n</function>")),
-            ("{\"name\": \"f\"}", call("", "{\"name\": \"f\"}")),
-            ("", call("", "")),
+    fn malformed_calls_without_quotes_stay_calls() {
+        for (text, calls, name) in [
+            ("<function=f>\n<parameter=a>\n1", Calls::Xml, "f"),
+            ("<function=f g>\n</function>", Calls::Xml, ""),
+            ("<function=>\n</function>", Calls::Xml, ""),
+            ("f\n{\"a\": 1}", Calls::Glm, "f"),
+            ("what is this?", Calls::Glm, ""),
         ] {
-            assert_eq!(read(text, Calls::Xml), want, "{text}");
-        }
-        for (text, want) in [
-            ("now", call("now", "{}")),
-            (
-                "f\n<arg_key>a</arg_key>\n<arg_value> x\n</arg_value>\n<arg_key>b</arg_key>\n<arg_value>{\"c\": 2}</arg_value>",
-                call("f", r#"{"a": " x\n", "b": {"c": 2}}"#),
-            ),
-            ("f<arg_key>a</arg_key><arg_value>3</arg_value>", call("f", r#"{"a": 3}"#)),
-            ("f\n<arg_key>a</arg_key>\n<arg_value>3", call("f", "f\n<arg_key>a</arg_key>\n<arg_value>3")),
-            ("f\n{\"a\": 1}", call("f", "f\n{\"a\": 1}")),
-            ("what is this?", call("", "what is this?")),
-            ("", call("", "")),
-        ] {
-            assert_eq!(read(text, Calls::Glm), want, "{text}");
+            let want = ToolCall { id: "call_2".into(), name: name.into(), arguments: text.into() };
+            assert_eq!(block(text, 2, calls, &[]), want);
         }
     }
 

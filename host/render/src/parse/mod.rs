@@ -1,13 +1,19 @@
-//! Reads an assistant turn, whole or as it arrives: reasoning, text, tool calls. Owns the `<think>` convention and where a
-//! turn's calls begin and end; what is in a call is read in `calls`.
+//! Reads an assistant turn, whole or as it arrives: reasoning, text, tool calls. Owns which words mark structure and what a
+//! turn is made of; where reasoning and calls begin and end is read in `turn`, what is in a call in `calls`.
 
 mod calls;
 mod harmony;
+mod held;
+mod turn;
+mod unquoted;
 
 pub use calls::Calls;
 use calls::{CLOSE_CALL, OPEN_CALL, PYTHON_TAG};
-use harmony::{CHANNEL, CONSTRAIN, END, Harmony, MESSAGE, START};
-use prl_types::{Message, Role, ToolCall};
+use harmony::{CHANNEL, CONSTRAIN, END, MESSAGE, START};
+pub(crate) use harmony::{FUNCTIONS, recipients};
+use prl_types::{Message, Role, ToolCall, ToolDef};
+pub use turn::TurnStream;
+pub(crate) use unquoted::is_name;
 
 pub(crate) const OPEN_THINK: &str = "<think>";
 pub(crate) const CLOSE_THINK: &str = "</think>";
@@ -35,9 +41,9 @@ pub enum Thinking {
     Opened,
 }
 
-/// Splits the text of one turn, stop token already removed.
-pub(crate) fn parse(text: &str, thinking: Thinking, calls: Calls) -> Message {
-    let mut stream = TurnStream::new(thinking, calls);
+/// Splits the text of one turn, stop token already removed. `tools` are those that were offered.
+pub(crate) fn parse(text: &str, thinking: Thinking, calls: Calls, tools: &[ToolDef]) -> Message {
+    let mut stream = TurnStream::new(thinking, calls, tools.into());
     let first = stream.push(text);
     let last = stream.finish();
     let mut message = Message::text(Role::Assistant, first.content + &last.content);
@@ -57,191 +63,13 @@ pub struct TurnDelta {
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// Splits the text of a turn as it arrives, wherever it is cut: what it gives adds up to the message of the whole text.
-/// Structure is never given as text, and neither is the white space around it.
-#[derive(Clone, Debug)]
-pub struct TurnStream {
-    thinking: Thinking,
-    /// Which calls are looked for.
-    calls: Calls,
-    at: At,
-    /// Text that may still turn out to be structure, or white space at an edge.
-    held: String,
-    /// White space in front of the call under way.
-    space: String,
-    /// Whether anything of the part under way was given.
-    given: bool,
-    /// Calls so far.
-    count: usize,
-    /// Reads a turn that consists of messages.
-    harmony: Option<Harmony>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    Start,
-    Reasoning,
-    Reasoned,
-    Content,
-    Call,
-    /// Within a turn that may be calls as a whole.
-    Whole,
-    /// In text that cannot turn into a call any more.
-    Text,
-}
-
-impl TurnStream {
-    /// At the start of a turn. What would be a call of another kind than `calls` is text.
-    pub fn new(thinking: Thinking, calls: Calls) -> Self {
-        let at = if thinking == Thinking::Unknown { At::Content } else { At::Start };
-        let harmony = (calls == Calls::Harmony).then(|| Harmony::new(thinking == Thinking::Unknown));
-        TurnStream { thinking, calls, at, held: String::new(), space: String::new(), given: false, count: 0, harmony }
-    }
-
-    /// Adds text and returns what is now certain.
-    pub fn push(&mut self, text: &str) -> TurnDelta {
-        if let Some(harmony) = &mut self.harmony {
-            return harmony.push(text);
-        }
-        self.held.push_str(text);
-        let mut delta = TurnDelta::default();
-        while self.step(&mut delta) {}
-        delta
-    }
-
-    /// The rest.
-    pub fn finish(mut self) -> TurnDelta {
-        if let Some(harmony) = self.harmony {
-            return harmony.finish();
-        }
-        let mut delta = TurnDelta::default();
-        let held = std::mem::take(&mut self.held);
-        match (self.at, self.thinking) {
-            (At::Start, Thinking::Opened) => delta.reasoning.push_str(held.trim_matches('\n')),
-            (At::Start, _) => delta.content.push_str(&held),
-            (At::Reasoning, _) => delta.reasoning.push_str(held.trim_end_matches('\n')),
-            (At::Reasoned, _) => {}
-            (At::Whole, _) => {
-                let (calls, text) = calls::bare(&held);
-                delta.tool_calls.extend(calls);
-                delta.content.push_str(text);
-            }
-            (At::Text, _) => delta.content.push_str(&held),
-            (At::Content, _) if self.count == 0 => delta.content.push_str(&held),
-            (At::Content, _) => delta.content.push_str(self.edge(held.trim_end())),
-            (At::Call, _) => delta.tool_calls.push(calls::block(held.trim(), self.count, self.calls)),
-        }
-        delta
-    }
-
-    /// Takes what is certain off the held text; whether there may be more.
-    fn step(&mut self, delta: &mut TurnDelta) -> bool {
-        match self.at {
-            At::Start => {
-                let begin = self.held.trim_start();
-                if let Some(rest) = begin.strip_prefix(OPEN_THINK) {
-                    (self.held, self.at) = (rest.to_string(), At::Reasoning);
-                    true
-                } else if OPEN_THINK.starts_with(begin) {
-                    false
-                } else {
-                    self.at = if self.thinking == Thinking::Opened { At::Reasoning } else { At::Content };
-                    // The text stands on a line of its own, whether reasoning is in front of it or not.
-                    if self.calls == Calls::Glm {
-                        self.held = self.held.trim_start_matches('\n').to_owned();
-                    }
-                    true
-                }
-            }
-            At::Reasoning => {
-                if !self.given {
-                    self.held.drain(..self.held.len() - self.held.trim_start_matches('\n').len());
-                }
-                if let Some((inside, rest)) = self.held.split_once(CLOSE_THINK) {
-                    delta.reasoning.push_str(inside.trim_end_matches('\n'));
-                    (self.held, self.at, self.given) = (rest.to_string(), At::Reasoned, false);
-                    return true;
-                }
-                let certain =
-                    self.held[..self.held.len() - begun(&self.held, CLOSE_THINK)].trim_end_matches('\n').len();
-                self.given |= certain > 0;
-                delta.reasoning.extend(self.held.drain(..certain));
-                false
-            }
-            At::Reasoned => {
-                let rest = self.held.trim_start_matches('\n');
-                let more = !rest.is_empty();
-                self.held = rest.to_string();
-                if more {
-                    self.at = At::Content;
-                }
-                more
-            }
-            At::Content if self.calls == Calls::Llama3 => {
-                let begin = self.held.trim_start();
-                if begin.is_empty() || (begin.len() < PYTHON_TAG.len() && PYTHON_TAG.starts_with(begin)) {
-                    return false;
-                }
-                let call = begin.starts_with('{') || begin.starts_with(PYTHON_TAG);
-                self.at = if call { At::Whole } else { At::Text };
-                true
-            }
-            At::Whole => false,
-            At::Content | At::Text if !self.calls.tagged() => {
-                delta.content.push_str(&self.held);
-                self.held.clear();
-                false
-            }
-            At::Text => false,
-            At::Content => {
-                if let Some((before, rest)) = self.held.split_once(OPEN_CALL) {
-                    // White space stays held: whether it is an edge shows later.
-                    let text = before.trim_end();
-                    let space = before[text.len()..].to_string();
-                    delta.content.push_str(self.edge(text));
-                    self.given |= !text.is_empty();
-                    self.held = rest.to_string();
-                    self.at = At::Call;
-                    self.space = space;
-                    return true;
-                }
-                let certain = self.held[..self.held.len() - begun(&self.held, OPEN_CALL)].trim_end().len();
-                let text: String = self.held.drain(..certain).collect();
-                delta.content.push_str(self.edge(&text));
-                self.given |= certain > 0;
-                false
-            }
-            At::Call => match self.held.split_once(CLOSE_CALL) {
-                Some((block, rest)) => {
-                    delta.tool_calls.push(calls::block(block.trim(), self.count, self.calls));
-                    self.count += 1;
-                    self.held = std::mem::take(&mut self.space) + rest;
-                    self.at = At::Content;
-                    true
-                }
-                None => false,
-            },
-        }
-    }
-
-    /// Text at the beginning of what follows a call loses the white space in front of it.
-    fn edge<'a>(&self, text: &'a str) -> &'a str {
-        if self.count > 0 && !self.given { text.trim_start() } else { text }
-    }
-}
-
-/// Length of the longest end of `text` that `mark` may begin with.
-fn begun(text: &str, mark: &str) -> usize {
-    (1..mark.len()).rev().find(|n| text.ends_with(&mark[..*n])).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     fn parse(text: &str, thinking: Thinking) -> Message {
-        super::parse(text, thinking, Calls::Hermes)
+        super::parse(text, thinking, Calls::Hermes, &[])
     }
 
     #[test]
@@ -305,6 +133,10 @@ mod tests {
             "{\"name\": \"f\", \"parameters\": {}}",
             "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>",
             "f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>",
+            "<function=",
+            "<function=f g>",
+            "<parameter=",
+            "</function>",
             "<|python_tag|>",
             "<|py",
             "<|channel|>analysis<|message|>",
@@ -323,6 +155,7 @@ mod tests {
             "<tool_",
             "hello",
         ]);
+        let piece = prop_oneof![12 => piece.prop_map(str::to_owned), 1 => ".{0,3}"];
         prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
     }
 
@@ -336,11 +169,9 @@ mod tests {
             ends.retain(|at| text.is_char_boundary(*at));
             ends.extend([0, text.len()]);
             ends.sort_unstable();
-            let kinds = [Calls::Hermes, Calls::Llama3, Calls::Xml, Calls::Glm, Calls::Harmony, Calls::None];
-            let thinkings = [Thinking::Unknown, Thinking::Free, Thinking::Opened];
-            for (thinking, calls) in thinkings.into_iter().flat_map(|t| kinds.map(|c| (t, c))) {
-                let whole = super::parse(&text, thinking, calls);
-                let mut stream = TurnStream::new(thinking, calls);
+            for (thinking, calls) in THINKINGS.into_iter().flat_map(|t| KINDS.map(|c| (t, c))) {
+                let whole = super::parse(&text, thinking, calls, &[]);
+                let mut stream = TurnStream::new(thinking, calls, [].into());
                 let mut deltas: Vec<TurnDelta> = ends.windows(2).map(|w| stream.push(&text[w[0]..w[1]])).collect();
                 deltas.push(stream.finish());
                 let sum = |part: &dyn Fn(&TurnDelta) -> &str| deltas.iter().map(part).collect::<String>();
@@ -348,8 +179,66 @@ mod tests {
                 prop_assert_eq!(sum(&|d| &d.reasoning), whole.reasoning.clone().unwrap_or_default());
                 prop_assert!(!calls.tagged() || !whole.content.contains(OPEN_CALL));
                 prop_assert!(calls != Calls::None || whole.tool_calls.is_empty());
+                prop_assert!(whole.tool_calls.iter().all(|call| call.name.is_empty() || is_name(&call.name)));
                 let calls: Vec<ToolCall> = deltas.into_iter().flat_map(|d| d.tool_calls).collect();
                 prop_assert_eq!(calls, whole.tool_calls);
+            }
+        }
+    }
+
+    const KINDS: [Calls; 6] = [Calls::Hermes, Calls::Llama3, Calls::Xml, Calls::Glm, Calls::Harmony, Calls::None];
+    const THINKINGS: [Thinking; 3] = [Thinking::Unknown, Thinking::Free, Thinking::Opened];
+
+    /// A quarter of a megabyte of one kind of structure, in pieces as small as tokens: moments where reading is linear, minutes where
+    /// it is not.
+    #[test]
+    fn long_turns_of_nothing_but_structure_are_read() {
+        let size = 1 << 18;
+        for part in [
+            "<tool_call>",
+            "<tool_call></tool_call>",
+            "<tool_call></tool_call> ",
+            "<tool_call><function=",
+            "<function=",
+            "<parameter=a>",
+            "<arg_key>",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+            "<|channel|>",
+            "<|message|>",
+            "<|message|><|end|>",
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant",
+            " to=functions.f<|message|>{}<|end|>",
+            "<|start|>assistant to=",
+            "<|python_tag|>",
+            "{\"name\": \"f\", \"parameters\": {}};",
+            "{\"name\": ",
+            "f.call(a=1, ",
+            "[",
+            " ",
+            "\n",
+            "<",
+        ] {
+            let text = part.repeat(size / part.len());
+            for (thinking, calls) in THINKINGS.into_iter().flat_map(|t| KINDS.map(|c| (t, c))) {
+                let whole = super::parse(&text, thinking, calls, &[]);
+                let mut stream = TurnStream::new(thinking, calls, [].into());
+                let mut read = TurnDelta::default();
+                let mut rest = text.as_str();
+                while !rest.is_empty() {
+                    let (piece, next) = rest.split_at(rest.len().min(5));
+                    let delta = stream.push(piece);
+                    read.content += &delta.content;
+                    read.reasoning += &delta.reasoning;
+                    read.tool_calls.extend(delta.tool_calls);
+                    rest = next;
+                }
+                let last = stream.finish();
+                assert!(read.content + &last.content == whole.content, "{part}");
+                assert!(read.reasoning + &last.reasoning == whole.reasoning.unwrap_or_default(), "{part}");
+                assert!(read.tool_calls.len() + last.tool_calls.len() == whole.tool_calls.len(), "{part}");
             }
         }
     }

@@ -5,17 +5,11 @@
 use std::ops::Range;
 
 use crate::cuda::{Context, CudaError, Element, Span};
+use crate::passes::{New, PassRows, Reads};
 
 use super::inputs::{Counts, Inputs};
 use super::replay::bucket;
 use super::sampling::{Item, Want};
-
-/// Most new tokens of a sequence that are worth a recorded pass, in which every row reads its context by itself.
-const SHORT: usize = 64;
-/// Most rows of a recorded pass.
-const RECORDED_ROWS: usize = 1024;
-/// New tokens of a sequence from which on they read caches together.
-const TOGETHER: usize = 16;
 
 /// Rows of a pass: those that read caches by themselves, behind them those that read caches together with others of their
 /// sequence, and then whole new sequences.
@@ -51,45 +45,22 @@ pub(super) enum Place {
     Scores(Range<usize>, usize),
 }
 
-/// The items of the passes of a call, those of one that is recorded apart from the rest.
-pub(super) fn parts<T: Element>(items: &[Item<'_, T>], records: bool) -> Vec<(Vec<usize>, bool)> {
-    let short = |i: &Item<'_, T>| i.ids.len() <= SHORT && !matches!(i.want, Want::Scores { .. });
-    let (small, large): (Vec<usize>, Vec<usize>) = (0..items.len()).partition(|i| short(&items[*i]));
-    let rows: usize = small.iter().map(|i| items[*i].ids.len()).sum();
-    let parts = match records && rows <= RECORDED_ROWS {
-        true => vec![(small, true), (large, false)],
-        false => vec![((0..items.len()).collect(), false)],
-    };
-    parts.into_iter().filter(|(items, _)| !items.is_empty()).collect()
-}
-
 impl Pass {
-    /// The rows of `part`. Item n follows the token of the pair that `pairs[n]` names.
+    /// The rows of `part` of the items, whose new tokens are `tokens`. Item n follows the token of the pair that `pairs[n]` names.
     pub fn new<T: Element>(
         c: &Context,
         items: &mut [Item<'_, T>],
+        tokens: &[New],
         (part, recorded): &(Vec<usize>, bool),
         pairs: &[Option<usize>],
     ) -> Result<Self, CudaError> {
-        let half = size_of::<T>() == 2;
-        let is_fresh = |i: &Item<'_, T>| !recorded && i.cache.is_empty() && i.ids.len() > 1 && !(half && c.is_exact());
-        let is_span = |i: &Item<'_, T>| !recorded && half && i.ids.len() >= TOGETHER && !is_fresh(i);
-        let mut order = part.clone();
-        order.sort_by_key(|i| (is_fresh(&items[*i]), is_span(&items[*i])));
-        let (mut inputs, mut fresh, mut spans, mut written) = (Inputs::default(), Vec::new(), Vec::new(), Vec::new());
+        let reads = Reads { recorded: *recorded, half: size_of::<T>() == 2, exact: c.is_exact() };
+        let PassRows { order, cached, longest, spans, fresh } = PassRows::new(tokens, part, reads);
+        let (mut inputs, mut written) = (Inputs::default(), Vec::new());
         let mut last = vec![0i32; items.len()];
-        let (mut cached, mut longest) = (0, 0);
         for (s, i) in order.into_iter().enumerate() {
             let item = &mut items[i];
             let past = item.cache.len();
-            if is_fresh(item) {
-                fresh.push(item.ids.len());
-            } else if is_span(item) {
-                spans.push(Span { row: inputs.ids.len(), rows: item.ids.len(), position: past, seq: s });
-            } else {
-                cached += item.ids.len();
-                longest = longest.max(past + item.ids.len());
-            }
             match pairs[i] {
                 Some(pair) => inputs.ids.push(-1 - pair as i32),
                 None => inputs.ids.extend(item.ids.iter().map(|id| *id as i32)),

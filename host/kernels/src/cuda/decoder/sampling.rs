@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::context::driver;
 use crate::cuda::{CacheLayout, Context, CudaError, CudaSlice, DrawRows, Element, LowRanks, RopeTable, check};
-use crate::{AdapterLayer, Meter};
+use crate::passes::{New, parts};
+use crate::{AdapterLayer, AdapterView, Meter};
 
 use super::arena::Arena;
 use super::cache::Cache;
 use super::inputs::Views;
-use super::pass::{Pass, parts};
+use super::pass::Pass;
 use super::prepare;
 use super::regions::{Cut, Regions};
 use super::replay::{Key, Replays};
@@ -33,6 +34,13 @@ pub struct Item<'a, T> {
     pub want: Want<'a>,
     /// What is added to the weights for it, from [`Sampling::bring`].
     pub adapter: Option<&'a LowRanks<T>>,
+}
+
+impl<T: Element> Item<'_, T> {
+    /// What the order of rows depends on.
+    fn tokens(&self) -> New {
+        New { past: self.cache.len(), count: self.ids.len(), scored: matches!(self.want, Want::Scores { .. }) }
+    }
 }
 
 /// What an item wants of the distribution of the token that follows its last one.
@@ -197,13 +205,12 @@ impl<T: Element> Sampling<T> {
     /// An adapter on the GPU, for items.
     ///
     /// # Errors
-    /// A factor of another shape than the decoder's matrices have, not enough memory.
+    /// More layers than the decoder has, a factor of another shape than its matrices have, not enough memory.
     pub fn bring(&self, adapter: &[AdapterLayer]) -> Result<LowRanks<T>, CudaError> {
         let d = &self.weights.layout.dims;
-        for layer in adapter {
-            layer.validate(d).map_err(|e| CudaError::Shape { op: "adapter", what: e.to_string() })?;
-        }
-        LowRanks::new(&self.c, adapter, d.layers)
+        let fits = AdapterView::new(adapter, d);
+        let fits = fits.map_err(|e| CudaError::Shape { op: "adapter", what: e.to_string() })?;
+        LowRanks::new(&self.c, fits)
     }
 
     /// An empty cache for one sequence.
@@ -253,9 +260,10 @@ impl<T: Element> Sampling<T> {
         let c = &*self.c;
         let longest = items.iter().map(|i| i.cache.len() + i.ids.len()).max().unwrap_or(0);
         let mut waits = Waits(Some(c));
-        let passes = parts(items, !c.is_traced())
+        let tokens: Vec<New> = items.iter().map(Item::tokens).collect();
+        let passes = parts(&tokens, !c.is_traced())
             .iter()
-            .map(|part| Pass::new(c, items, part, &pairs))
+            .map(|part| Pass::new(c, items, &tokens, part, &pairs))
             .collect::<Result<Vec<_>, _>>()?;
         let arena = passes.iter().map(|pass| self.arena_bytes(pass)).max().unwrap_or(0);
         let inputs = passes.iter().map(|pass| pass.inputs.counts().bytes()).max().unwrap_or(0);

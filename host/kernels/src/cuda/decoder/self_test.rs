@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::cuda::{AdamStep, Context, CudaError, Element};
 use crate::weights::{Dims, Grads, Rope};
-use crate::{AdapterLayer, ExtendItem, HeadStats, KvCache, LowRank, Meter};
+use crate::{AdapterLayer, AdapterView, ExtendItem, HeadStats, KvCache, LowRank, Meter};
 
 use super::cache::Cache;
 use super::layout::Layout;
@@ -219,7 +219,9 @@ fn sampling<T: Element>(
         let got = sampling.extend(&mut [item(&mut with, Some(&brought)), item(&mut without, None)])?;
         let (mut with, mut without) = (theirs[1].clone(), theirs[2].clone());
         let item = |cache, adapter| ExtendItem { cache, ids: next, logits: 1, adapter };
-        let rows = crate::extend(view, &mut [item(&mut with, Some(&adapter[..])), item(&mut without, None)]);
+        let fits = AdapterView::new(&adapter, view.dims);
+        let fits = fits.map_err(|e| CudaError::Shape { op: "self-test", what: e.to_string() })?;
+        let rows = crate::extend(view, &mut [item(&mut with, Some(fits)), item(&mut without, None)]);
         for (answer, row) in got.iter().zip(rows.chunks_exact(view.dims.vocab)) {
             worst = worst.max(if let Answer::Logits(logits) = answer { relative(logits, row) } else { f64::INFINITY });
         }
