@@ -2,10 +2,11 @@
 
     python3 tests/gpu/nccl.py PRL RL.TOML MODEL [LARGE]
 
-MODEL is the folder that RL.TOML trains, with GPU 0 for `prl rl` and GPU 1 for `prl inference`, both `--exact`. Shown are: what
-is sampled is what was trained, to the last bits; a trainer that was killed keeps nobody out, and the next one goes on from its
-checkpoint; a server of another model, a stopped one and a killed one end a run with their address in the message. With the
-folder of a larger model the time from an update to its use is taken, over NCCL and through folders.
+MODEL is the folder that RL.TOML trains, with GPU 0 for `prl rl` and GPU 1 for `prl inference`. Shown are: with `--exact` what is
+sampled is what was trained, to the last bits; a trainer that was killed keeps nobody out, and the next one goes on from its
+checkpoint; a server that is stopped or killed in an update ends the run with its address in the message; 1,000 updates leave nothing
+behind. With the folder of a larger model, which must have MODEL's tokenizer, another model than is served is refused, and the time
+from an update to its use is taken over NCCL and through folders.
 """
 
 import http.server
@@ -160,6 +161,26 @@ def correct(prl, toml, model, root):
     server.end()
 
 
+def memory(server):
+    """Bytes in use on the server's GPU, and the server's own in main memory, MiB each."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=1"]
+    status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(subprocess.check_output(query)), int(re.search(r"VmRSS:\s+(\d+)", status)[1]) // 1024
+
+
+def many(prl, toml, model, root):
+    server = Server(prl, model)
+    trainer = subprocess.Popen(rl(prl, toml, root / "many", steps=1000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for_step(root / "many", 200)
+    before = memory(server)
+    code = trainer.wait(timeout=200)
+    after = memory(server)
+    text = f"after 200 and after 1,000 updates under load the server holds {before[0]} and {after[0]} MiB of its GPU, {before[1]} and {after[1]} of memory"
+    check(text, code == 0 and after[0] <= before[0] + 16 and after[1] <= before[1] + 64)
+    print(f"     {updates(root / 'many')} from an update to its use")
+    server.end()
+
+
 def refused(prl, toml, other, root):
     server = Server(prl, other)
     code, said = run(rl(prl, toml, root / "no"))
@@ -187,6 +208,7 @@ def main():
     with tempfile.TemporaryDirectory() as root:
         root = pathlib.Path(root)
         correct(prl, toml, model, root)
+        many(prl, toml, model, root)
         if large:
             refused(prl, toml, large[0], root)
             timed(prl, toml, large[0], root)
