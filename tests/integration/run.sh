@@ -32,6 +32,8 @@ done
 smol="${XDG_CACHE_HOME:-$HOME/.cache}/prl/models/smollm2-135m"
 "$py" "$here/real_model.py" "$smol"
 "$py" "$here/loss_parity.py" "$prl" "$smol" "$out/parity"
+# The cache of the hub's repositories, shared with huggingface_hub.
+"$py" "$here/hub_cache.py" "$prl" "$root/examples/reverse_text/model" "$out/hub_cache"
 # Optimisers, against torch's on the same gradients.
 "$py" "$here/optimisers.py" "$prl" "$root/examples/reverse_text/sft.toml" "$out/optimisers"
 # Adapters: training and export against PEFT, and a run that learns, with a stop.

@@ -245,6 +245,10 @@ impl Run<'_> {
         let Some(val) = self.val.as_mut().filter(|val| val.done != Some(step)) else { return Ok(()) };
         let metrics = trainer.validate(&mut val.data).map_err(Failure::run)?;
         val.done = Some(step);
+        if let Some(left_out) = metrics.get("val/nan_count").filter(|n| **n > 0.0) {
+            let what = "documents of the validation have a loss that is not finite; `val/loss` goes without them";
+            tracing::warn!(target: "prl_trainer", "step {step}: {left_out} {what}");
+        }
         if let Some(loss) = metrics.get("val/loss") {
             tracing::info!(target: "prl_trainer", success = true, "{}", ValidationLine { step, loss: *loss });
         }

@@ -8,7 +8,7 @@ mod hub;
 mod layout;
 mod rows;
 
-pub use hub::fetch;
+pub use hub::{Fetched, fetch};
 pub use layout::{Wanted, find, is_file_name};
 pub use rows::{Row, rows};
 
@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// Rows that are no good above this share of all stop the reading: the data is then not what its user thinks it is.
 const MAX_BAD_SHARE: f64 = 0.1;
+/// So many rows say something about those that come.
+const TELLING: u64 = 1000;
 /// Rows that are no good and remembered one by one.
 const REMEMBERED: usize = 10;
 
@@ -56,12 +58,29 @@ impl Skipped {
     /// # Errors
     /// No good row, or more than a tenth of bad ones.
     pub fn check_share(&self, path: &Path, good: u64) -> Result<(), DataError> {
+        match self.beyond(path, MAX_BAD_SHARE, good) {
+            Ok(()) if good == 0 => Err(wrong(path, "there are no rows")),
+            checked => checked,
+        }
+    }
+
+    /// Whether it is worth while to read on after so many `good` rows.
+    ///
+    /// # Errors
+    /// Of a thousand rows or more, more than twice as many are bad as may be in the end.
+    pub fn check_so_far(&self, path: &Path, good: u64) -> Result<(), DataError> {
+        match good + self.count < TELLING {
+            true => Ok(()),
+            false => self.beyond(path, 2.0 * MAX_BAD_SHARE, good),
+        }
+    }
+
+    fn beyond(&self, path: &Path, share: f64, good: u64) -> Result<(), DataError> {
         let (bad, all) = (self.count, good + self.count);
         match self.first.first() {
-            Some((place, reason)) if bad as f64 > MAX_BAD_SHARE * all as f64 => {
+            Some((place, reason)) if bad as f64 > share * all as f64 => {
                 Err(wrong(path, format!("{bad} of {all} rows are unusable; the first is {place}: {reason}")))
             }
-            _ if good == 0 => Err(wrong(path, "there are no rows")),
             _ => Ok(()),
         }
     }

@@ -5,15 +5,18 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::SerializedFileReader;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
+use std::cell::Cell;
 use std::fmt::{self, Formatter};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Seek};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 /// Values of a list that are read ahead.
 const AHEAD: usize = 16;
+/// Longest row in JSON, bytes. What is longer is no row, or no text.
+const MAX_ROW: u64 = 32 << 20;
 
 /// A row.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +34,7 @@ type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
 /// `null`. A file of another ending is JSON lines. A few rows are in memory at a time.
 ///
 /// # Errors
-/// A file that cannot be read: of the first one now, of others from the iterator.
+/// A file that cannot be read, or has a row in JSON of more than 32 MiB: of the first one now, of others from the iterator.
 pub fn rows(files: Vec<PathBuf>) -> Result<impl Iterator<Item = Result<Row, DataError>>, DataError> {
     let mut files = files.into_iter();
     // The first file's errors are told before anything else happens.
@@ -51,7 +54,7 @@ fn open(path: PathBuf) -> Result<Rows, DataError> {
             let mut file = BufReader::new(file);
             let is_list = begins_a_list(&mut file).and_then(|is| file.rewind().map(|()| is));
             match is_list.map_err(|e| wrong(&path, e))? {
-                true => list(path, file),
+                true => list(path, file.into_inner()),
                 false => Ok(Box::new(lines(path, file))),
             }
         }
@@ -79,15 +82,19 @@ fn lines(path: PathBuf, file: BufReader<File>) -> impl Iterator<Item = Result<Ro
     std::iter::from_fn(move || {
         loop {
             line.clear();
-            match file.as_mut()?.read_until(b'\n', &mut line) {
+            number += 1;
+            match file.as_mut()?.take(MAX_ROW + 1).read_until(b'\n', &mut line) {
                 Ok(0) => return None,
+                Ok(_) if line.len() as u64 > MAX_ROW => {
+                    file = None;
+                    return Some(Err(wrong(&path, format!("line {number} has {}", too_long()))));
+                }
                 Ok(_) => {}
                 Err(error) => {
                     file = None;
                     return Some(Err(wrong(&path, error)));
                 }
             }
-            number += 1;
             if !line.trim_ascii().is_empty() {
                 let place = format!("{}:{number}", path.display());
                 return Some(Ok(Row { place, value: serde_json::from_slice(&line).map_err(|e| e.to_string()) }));
@@ -96,12 +103,19 @@ fn lines(path: PathBuf, file: BufReader<File>) -> impl Iterator<Item = Result<Ro
     })
 }
 
+fn too_long() -> String {
+    format!("more than {} MiB: is it a file of another kind?", MAX_ROW >> 20)
+}
+
 /// The parser hands values out of its own recursion, so it has a thread to itself. It ends when nobody takes them.
-fn list(path: PathBuf, file: BufReader<File>) -> Result<Rows, DataError> {
+fn list(path: PathBuf, file: File) -> Result<Rows, DataError> {
     let (sender, values) = sync_channel(AHEAD);
     let parse = move || {
+        let read = Cell::new(0);
+        let file = BufReader::new(OfOneValue { file, read: &read });
         let mut parser = serde_json::Deserializer::from_reader(file);
-        let ended = (&mut parser).deserialize_seq(Items(&sender)).and_then(|()| parser.end());
+        let items = Items { sender: &sender, read: &read };
+        let ended = (&mut parser).deserialize_seq(items).and_then(|()| parser.end());
         if let Err(error) = ended {
             // Nobody may be there to hear it.
             let _ = sender.send(Err(error.to_string()));
@@ -114,8 +128,28 @@ fn list(path: PathBuf, file: BufReader<File>) -> Result<Rows, DataError> {
     })))
 }
 
+/// A file in which no value is too long. Counts what was read since the last value, to the size of a buffer.
+struct OfOneValue<'a> {
+    file: File,
+    read: &'a Cell<u64>,
+}
+
+impl Read for OfOneValue<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if self.read.get() > MAX_ROW {
+            return Err(io::Error::other(format!("a value has {}", too_long())));
+        }
+        let got = self.file.read(bytes)?;
+        self.read.set(self.read.get() + got as u64);
+        Ok(got)
+    }
+}
+
 /// Sends each value of a list.
-struct Items<'a>(&'a SyncSender<Result<Value, String>>);
+struct Items<'a> {
+    sender: &'a SyncSender<Result<Value, String>>,
+    read: &'a Cell<u64>,
+}
 
 impl<'de> Visitor<'de> for Items<'_> {
     type Value = ();
@@ -126,7 +160,8 @@ impl<'de> Visitor<'de> for Items<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
         while let Some(value) = items.next_element()? {
-            self.0.send(Ok(value)).map_err(A::Error::custom)?;
+            self.sender.send(Ok(value)).map_err(A::Error::custom)?;
+            self.read.set(0);
         }
         Ok(())
     }

@@ -108,6 +108,38 @@ fn too_many_bad_rows_are_no_data() {
     assert!(skipped(1).check_share(Path::new("f"), 9).is_ok());
     let told = skipped(1).check_share(Path::new("f"), 8).unwrap_err().to_string();
     assert!(told.contains("1 of 9 rows are unusable; the first is f:3: odd"), "{told}");
+    // Before the end it takes more rows, and twice the share.
+    assert!(skipped(999).check_so_far(Path::new("f"), 0).is_ok());
+    assert!(skipped(200).check_so_far(Path::new("f"), 800).is_ok());
+    let told = skipped(201).check_so_far(Path::new("f"), 799).unwrap_err().to_string();
+    assert!(told.contains("201 of 1000 rows are unusable; the first is f:3: odd"), "{told}");
     assert!(skipped(0).check_share(Path::new("f"), 0).unwrap_err().to_string().contains("there are no rows"));
     assert_eq!((skipped(99).count, skipped(99).first.len()), (99, 10));
+}
+
+/// Files without an end are read as far as it takes to see that they hold no rows.
+#[test]
+fn what_never_ends_is_no_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = |name: &str, begin: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, begin).unwrap();
+        // As long as no machine's memory; a hole takes no room.
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 42).unwrap();
+        rows(vec![path]).unwrap().find_map(Result::err).unwrap().to_string()
+    };
+    let long = "more than 32 MiB: is it a file of another kind?";
+    assert!(told("a.jsonl", b"{\"n\": 0}\n\n").ends_with(&format!("a.jsonl as training data: line 3 has {long}")));
+    assert!(told("a.bin", b"").contains("line 1 has more than"));
+    assert!(told("a.json", b"{").contains("line 1 has more than"));
+    // Of a list no value may be so long; all together may be.
+    let path = dir.path().join("b.json");
+    let list = |values: usize, len: usize| {
+        let value = format!("\"{}\"", "a".repeat(len));
+        std::fs::write(&path, format!("[{}]", vec![value; values].join(","))).unwrap();
+        rows(vec![path.clone()]).unwrap().collect::<Result<Vec<_>, _>>()
+    };
+    assert_eq!(list(5, 8 << 20).unwrap().len(), 5);
+    let told = list(1, 33 << 20).unwrap_err().to_string();
+    assert!(told.contains(&format!("it is no list in JSON: a value has {long}")), "{told}");
 }

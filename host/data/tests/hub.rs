@@ -3,7 +3,7 @@
 #[path = "../../hub/tests/common/mod.rs"]
 mod stand_in;
 
-use prl_data::{Wanted, fetch, rows};
+use prl_data::{DataError, Wanted, rows};
 use prl_hub::HubOptions;
 use serde_json::Value;
 use stand_in::{COMMIT, StandIn, TOKEN};
@@ -55,6 +55,18 @@ fn values(files: Vec<PathBuf>) -> Vec<Value> {
     rows(files).unwrap().map(|row| row.unwrap().value.unwrap()).collect()
 }
 
+fn fetch(
+    id: &str,
+    revision: Option<&str>,
+    wanted: &[Wanted],
+    options: &HubOptions,
+) -> Result<Vec<Vec<PathBuf>>, DataError> {
+    prl_data::fetch(id, revision, wanted, options).map(|fetched| {
+        assert_eq!(fetched.commit, COMMIT);
+        fetched.parts
+    })
+}
+
 fn told(id: &str, revision: Option<&str>, wanted: Wanted, options: &HubOptions) -> String {
     fetch(id, revision, &[wanted], options).unwrap_err().to_string()
 }
@@ -67,7 +79,8 @@ fn a_split_is_fetched_once_and_then_there_without_the_hub() {
     let found = fetch("some-one/plain", None, &train(), &online).unwrap().remove(0);
     assert!(found[0].starts_with(home.path().join("hub/datasets--some-one--plain/snapshots").join(COMMIT)));
     assert_eq!(values(found.clone()).len(), 6);
-    let wanted = ["README.md", "train-00000-of-00002.parquet", "train-00001-of-00002.parquet"];
+    // Shards with the same bytes are one blob.
+    let wanted = ["README.md", "train-00000-of-00002.parquet"];
     assert_eq!(hub.downloads(), wanted, "and not the test split");
     assert_eq!(fetch("some-one/plain", None, &train(), &online).unwrap(), std::slice::from_ref(&found));
     assert_eq!(hub.downloads(), wanted, "nothing is fetched twice");
@@ -87,8 +100,15 @@ fn a_split_is_fetched_once_and_then_there_without_the_hub() {
     // Another revision is another place in the cache, with the same files behind it.
     assert!(told("some-one/plain", Some("v1"), of(None, "train"), &offline).contains("some-one/plain@v1 as training"));
     fetch("some-one/plain", Some("v1"), &train(), &online).unwrap();
+    let train_files = found.clone();
     assert_eq!(fetch("some-one/plain", Some("v1"), &train(), &offline).unwrap(), [found]);
     assert_eq!(hub.downloads(), wanted);
+
+    // Cut short, a file is as good as none.
+    std::fs::write(std::fs::canonicalize(&train_files[0]).unwrap(), "cut").unwrap();
+    assert!(told("some-one/plain", None, of(None, "train"), &offline).contains("is not in the cache"));
+    fetch("some-one/plain", None, &train(), &online).unwrap();
+    assert_eq!(values(train_files).len(), 6);
 }
 
 #[test]

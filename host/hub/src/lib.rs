@@ -3,11 +3,14 @@
 //! Owns how the hub is asked, what every failure says, and which files of a repository are there. Must not know which files
 //! anybody needs, nor what is in them.
 
+mod cache;
+mod client;
+mod download;
 mod options;
 mod repo;
 
 pub use options::HubOptions;
-pub use repo::{Hub, HubError, Kind, Listing};
+pub use repo::{Cached, Hub, HubError, Kind, Listed, Listing};
 
 /// Whether a name looks like an id of the hub: `owner/name`.
 pub fn is_hub_id(name: &str) -> bool {

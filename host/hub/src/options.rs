@@ -5,6 +5,7 @@ use std::time::Duration;
 
 const PUBLIC_ENDPOINT: &str = "https://huggingface.co";
 const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Where the hub is and how to talk to it.
 #[derive(Clone, PartialEq, Eq)]
@@ -17,8 +18,10 @@ pub struct HubOptions {
     pub endpoint: String,
     /// Use the cache only.
     pub offline: bool,
-    /// How long the hub may take to answer at all.
+    /// How long the hub may take to answer at all, and to go on where it is in the middle of an answer.
     pub patience: Duration,
+    /// Time before a question is asked a second time; it doubles with each.
+    pub pause: Duration,
 }
 
 impl HubOptions {
@@ -40,6 +43,7 @@ impl HubOptions {
             endpoint: set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_ENDPOINT.into()).trim_end_matches('/').into(),
             offline: set("HF_HUB_OFFLINE").is_some_and(is_true),
             patience: PATIENCE,
+            pause: PAUSE,
         }
     }
 }

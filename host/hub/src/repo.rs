@@ -1,24 +1,20 @@
-//! One repository: what is in it, fetched into the cache as far as somebody asks for it. Owns the layout of the cache and
-//! what it means that something is there whole.
+//! One repository: what is in it, fetched into the cache as far as somebody asks for it. Owns what it means that something is
+//! there, and when the cache may stand in for the hub.
 
+use crate::cache::Cache;
+use crate::client::{Client, Trouble};
+use crate::download::download;
 use crate::{HubOptions, is_hub_id, is_plain_name};
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError, ApiRepo};
-use hf_hub::{Cache, Repo, RepoType};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use ureq::http::StatusCode;
 
 /// The branch that is meant where none is named.
 const MAIN: &str = "main";
-/// Where the cache of a repository keeps what was listed of a commit; unknown to the Python library, which leaves it alone.
-const LISTINGS: &str = "listings";
-/// A listing has at most so many bytes.
-const MAX_LISTING: u64 = 1 << 28;
-/// How often a broken download is gone on with.
-const TRIES: u32 = 4;
-/// Time before the first of these; it doubles.
-const PAUSE: Duration = Duration::from_millis(300);
+/// A listing has at most so many bytes, which is half a million files.
+const MAX_LISTING: u64 = 1 << 27;
 
 /// What a repository holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn noun(self) -> &'static str {
+    pub(crate) fn noun(self) -> &'static str {
         match self {
             Kind::Model => "model",
             Kind::Dataset => "dataset",
@@ -71,6 +67,35 @@ impl Listing {
     pub fn has(&self, file: &str) -> bool {
         self.files.contains_key(file)
     }
+
+    fn size(&self, file: &str) -> Option<u64> {
+        self.files.get(file).copied().flatten()
+    }
+}
+
+/// What the cache has of a revision.
+pub struct Cached {
+    /// The folder of the commit's files, as far as they are fetched.
+    pub dir: PathBuf,
+    /// What the commit has; `None` where another library fetched it.
+    pub listing: Option<Listing>,
+    /// The commit.
+    pub commit: String,
+}
+
+impl Cached {
+    /// Whether a file is there, with as many bytes as it was listed with.
+    pub fn has(&self, file: &str) -> bool {
+        is_whole(&self.dir.join(file), self.listing.as_ref().and_then(|listing| listing.size(file)))
+    }
+}
+
+/// What is to be had of a revision.
+pub enum Listed<T> {
+    /// What the hub has.
+    Here(Listing),
+    /// What the cache has, where the hub is not asked or says nothing.
+    Cached(T),
 }
 
 #[derive(Deserialize)]
@@ -112,7 +137,7 @@ impl<'a> Hub<'a> {
             return refused(format!("`{revision}` is no name of a branch, tag or commit"));
         }
         match &options.cache {
-            Some(cache) => Ok(Hub { kind, id, revision, cache: Cache::new(cache.clone()), options }),
+            Some(cache) => Ok(Hub { kind, id, revision, cache: Cache::new(cache, kind, id), options }),
             None => {
                 refused(format!("there is no such {here}, and HF_HOME or HOME must be set to fetch it from the hub"))
             }
@@ -121,27 +146,45 @@ impl<'a> Hub<'a> {
 
     /// The folder of a commit's files, as far as they are fetched.
     pub fn snapshot(&self, commit: &str) -> PathBuf {
-        self.cache.repo(self.repo(commit)).pointer_path(commit)
+        self.cache.snapshot(commit)
     }
 
-    /// The folder of the commit that the cache last had whole for the revision.
-    pub fn cached(&self) -> Option<PathBuf> {
-        let dir = self.snapshot(&self.cached_commit()?);
-        dir.is_dir().then_some(dir)
+    /// What the cache last had whole for the revision.
+    pub fn cached(&self) -> Option<Cached> {
+        let commit = self.cache.commit(self.revision)?;
+        let dir = self.snapshot(&commit);
+        dir.is_dir().then(|| Cached { dir, listing: self.cache.listing(&commit), commit })
     }
 
-    /// What was listed of that commit; `None` where another library fetched it.
-    pub fn cached_listing(&self) -> Option<Listing> {
-        let text = std::fs::read(self.listing_path(&self.cached_commit()?)).ok()?;
-        serde_json::from_slice(&text).ok()
-    }
-
-    /// The error of who may not ask and finds too little in the cache.
-    pub fn offline(&self) -> HubError {
-        let (here, noun, cache) = (self.kind.here(), self.kind.noun(), self.cache.path().display());
-        HubError::Refused(format!(
-            "there is no such {here}, HF_HUB_OFFLINE is set, and the {noun} is not in the cache `{cache}`"
-        ))
+    /// What the hub has, or what `cached` finds: where the hub may not be asked, and, with a warning, where it does not
+    /// answer. An answer counts, whatever it is.
+    ///
+    /// # Errors
+    /// No such repository, no access; nothing in the cache that would do; what `cached` says against it.
+    pub fn list_or<T>(&self, cached: impl FnOnce() -> Result<Option<T>, String>) -> Result<Listed<T>, HubError> {
+        let (here, noun, name) = (self.kind.here(), self.kind.noun(), self.id);
+        if self.options.offline {
+            let found = cached().map_err(HubError::Refused)?;
+            return found.map(Listed::Cached).ok_or_else(|| {
+                HubError::Refused(format!(
+                    "there is no such {here}, HF_HUB_OFFLINE is set, and the {noun} is not in the cache `{}`, or not whole",
+                    self.cache.root().display()
+                ))
+            });
+        }
+        match self.list() {
+            Ok(listing) => Ok(Listed::Here(listing)),
+            Err(HubError::Silent(reason)) => match cached().map_err(HubError::Refused)? {
+                Some(found) => {
+                    tracing::warn!(kind = noun, name, "{reason}; using the cached copy");
+                    Ok(Listed::Cached(found))
+                }
+                None => Err(HubError::Refused(format!(
+                    "there is no such {here} here, and {reason}. Check the name, or the connection (HF_ENDPOINT)"
+                ))),
+            },
+            Err(refused) => Err(refused),
+        }
     }
 
     /// Asks the hub what the revision has.
@@ -149,19 +192,27 @@ impl<'a> Hub<'a> {
     /// # Errors
     /// No answer, no such repository, no access.
     pub fn list(&self) -> Result<Listing, HubError> {
-        self.answers()?;
-        let repo = self.api()?.repo(self.repo(self.revision));
-        let answer = repo.info_request().query("blobs", "true").call();
-        let text = answer.and_then(|mut answer| answer.body_mut().with_config().limit(MAX_LISTING).read_to_vec());
-        let text = text.map_err(|e| self.explain(&ApiError::RequestError(Box::new(e)), None))?;
-        let endpoint = &self.options.endpoint;
-        let bad = |what: &str| HubError::Refused(format!("the hub at {endpoint} gives no {what}"));
+        let client = Client::new(self.options)?;
+        let (owner, name) = self.id.split_once('/').unwrap_or_default();
+        let kind = format!("{}s", self.kind.noun());
+        let mut url = client.url(["api", &kind, owner, name, "revision", self.revision]);
+        url.set_query(Some("blobs=true"));
+        let answer = client.persist((self.id, false), || {
+            let mut response = client.get(&url, 0)?;
+            match response.body_mut().with_config().limit(MAX_LISTING).read_to_vec() {
+                Err(ureq::Error::BodyExceedsLimit(_)) => {
+                    Err(Trouble::Bad(format!("its listing has more than {} MiB", MAX_LISTING >> 20)))
+                }
+                text => text.map_err(Trouble::passing),
+            }
+        });
+        let text = answer.map_err(|trouble| self.explain(trouble, None))?;
+        let bad = |what: &str| self.explain(Trouble::Bad(format!("it gives no {what}")), None);
         let info: Info = serde_json::from_slice(&text).map_err(|e| bad(&format!("listing that can be read: {e}")))?;
         if !is_plain_name(&info.sha) {
-            return Err(bad("revision"));
+            return Err(bad("commit"));
         }
-        let inside = |name: &str| name.split('/').all(|part| !part.is_empty() && part != "." && part != "..");
-        let files = info.siblings.into_iter().filter(|s| inside(&s.rfilename)).map(|s| (s.rfilename, s.size));
+        let files = info.siblings.into_iter().filter(|s| is_inside(&s.rfilename)).map(|s| (s.rfilename, s.size));
         Ok(Listing { commit: info.sha, files: files.collect() })
     }
 
@@ -171,26 +222,24 @@ impl<'a> Hub<'a> {
     /// A file that cannot be had. What was fetched of it is gone on with next time.
     pub fn fetch(&self, listing: &Listing, files: &[String]) -> Result<PathBuf, HubError> {
         let dir = self.snapshot(&listing.commit);
-        let missing: Vec<&String> = files.iter().filter(|file| !dir.join(file).exists()).collect();
+        if let Some(outside) = files.iter().find(|file| !is_inside(file)) {
+            return Err(HubError::Refused(format!("`{outside}` is no file inside of a {}", self.kind.noun())));
+        }
+        let missing: Vec<&String> =
+            files.iter().filter(|file| !is_whole(&dir.join(file), listing.size(file))).collect();
         if missing.is_empty() {
             return Ok(dir);
         }
         // Before the first file: from then on the cache knows the commit, and must know what belongs to it.
-        self.note(listing).map_err(|e| self.unwritten(e))?;
-        let repo = self.api()?.repo(self.repo(&listing.commit));
+        self.cache.note(listing).map_err(|e| HubError::Refused(self.unwritten(&e)))?;
+        let client = Client::new(self.options)?;
         for file in missing {
             tracing::info!(kind = self.kind.noun(), name = self.id, file, "downloading");
-            let path = self.download(&repo, file).map_err(|e| self.explain(&e, Some(file)))?;
-            let got = std::fs::metadata(&path).map(|meta| meta.len()).ok();
-            if let (Some(got), Some(want)) = (got, listing.files.get(file).copied().flatten())
-                && got != want
-            {
-                self.forget(&path);
-                return Err(HubError::Refused(format!(
-                    "`{file}`: {got} bytes came from {}, not {want}; try again",
-                    self.options.endpoint
-                )));
-            }
+            let kind = matches!(self.kind, Kind::Dataset).then_some("datasets");
+            let place = kind.into_iter().chain(self.id.split('/')).chain(["resolve", &listing.commit]);
+            let url = client.url(place.chain(file.split('/')));
+            let wanted = (listing.commit.as_str(), file.as_str(), listing.size(file));
+            download((&client, &self.cache), &url, wanted).map_err(|trouble| self.explain(trouble, Some(file)))?;
         }
         Ok(dir)
     }
@@ -200,140 +249,56 @@ impl<'a> Hub<'a> {
     /// # Errors
     /// The cache cannot be written.
     pub fn keep(&self, listing: &Listing) -> Result<(), HubError> {
-        let kept = || {
-            self.note(listing)?;
-            self.cache.repo(self.repo(self.revision)).create_ref(&listing.commit)
-        };
-        kept().map_err(|e| self.unwritten(e))
+        let noted = self.cache.note(listing).and_then(|()| self.cache.set_commit(self.revision, &listing.commit));
+        noted.map_err(|e| HubError::Refused(self.unwritten(&e)))
     }
 
-    /// Writes a listing, whole or not at all.
-    fn note(&self, listing: &Listing) -> std::io::Result<()> {
-        let path = self.listing_path(&listing.commit);
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        let aside = path.with_extension(format!("{}.tmp", std::process::id()));
-        std::fs::write(&aside, serde_json::to_vec(listing)?)?;
-        std::fs::rename(&aside, &path)
+    fn unwritten(&self, error: &io::Error) -> String {
+        let full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let what = if full { "; make room there, or name another place (HF_HOME)" } else { "" };
+        format!("the cache `{}` cannot be written: {error}{what}", self.cache.root().display())
     }
 
-    fn unwritten(&self, error: std::io::Error) -> HubError {
-        HubError::Refused(format!("the cache `{}` cannot be written: {error}", self.cache.path().display()))
-    }
-
-    fn repo(&self, revision: &str) -> Repo {
-        let kind = match self.kind {
-            Kind::Model => RepoType::Model,
-            Kind::Dataset => RepoType::Dataset,
-        };
-        Repo::with_revision(self.id.to_owned(), kind, revision.to_owned())
-    }
-
-    fn folder(&self) -> PathBuf {
-        self.cache.path().join(self.repo(self.revision).folder_name())
-    }
-
-    fn cached_commit(&self) -> Option<String> {
-        let commit = std::fs::read_to_string(self.folder().join("refs").join(self.revision)).ok();
-        commit.map(|commit| commit.trim().to_owned()).filter(|commit| is_plain_name(commit))
-    }
-
-    fn listing_path(&self, commit: &str) -> PathBuf {
-        self.folder().join(LISTINGS).join(format!("{commit}.json"))
-    }
-
-    fn api(&self) -> Result<Api, HubError> {
-        let builder = ApiBuilder::from_cache(self.cache.clone())
-            .with_endpoint(self.options.endpoint.clone())
-            .with_token(self.options.token.clone())
-            .with_progress(false);
-        builder.build().map_err(|e| self.explain(&e, None))
-    }
-
-    /// Asks the hub for anything at all, with a time limit, which the client library has none of.
-    fn answers(&self) -> Result<(), HubError> {
-        let config = ureq::Agent::config_builder().timeout_global(Some(self.options.patience)).build();
-        match ureq::Agent::new_with_config(config).get(&self.options.endpoint).call() {
-            Ok(_) | Err(ureq::Error::StatusCode(_)) => Ok(()),
-            Err(e) => Err(HubError::Silent(format!("the hub at {} does not answer: {e}", self.options.endpoint))),
-        }
-    }
-
-    /// The client's own retries ask for bytes that are there already; begun anew, it goes on where the file ends.
-    fn download(&self, repo: &ApiRepo, file: &str) -> Result<PathBuf, ApiError> {
-        let mut pause = PAUSE;
-        for _ in 1..TRIES {
-            match repo.download(file) {
-                Err(error) if passes(&error) => {
-                    tracing::warn!(name = self.id, file, %error, "the download broke off; going on");
-                    std::thread::sleep(pause);
-                    pause *= 2;
-                }
-                // There are more bytes than the file has: they are of something else.
-                Err(error) if matches!(error, ApiError::InvalidResume) || status(&error) == Some(416) => {
-                    self.forget_part(repo, file)?;
-                }
-                other => return other,
-            }
-        }
-        repo.download(file)
-    }
-
-    fn forget_part(&self, repo: &ApiRepo, file: &str) -> Result<(), ApiError> {
-        let api = self.api().map_err(|e| ApiError::IoError(std::io::Error::other(e.to_string())))?;
-        let etag = api.metadata(&repo.url(file))?.etag().to_owned();
-        let part = self.cache.repo(self.repo(self.revision)).blob_path(&etag).with_extension("part");
-        Ok(std::fs::remove_file(part)?)
-    }
-
-    /// Removes a file of a snapshot and what it points to.
-    fn forget(&self, path: &Path) {
-        for path in [std::fs::canonicalize(path).ok().as_deref(), Some(path)].into_iter().flatten() {
-            // What stays is found to be wrong again.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-
-    fn explain(&self, error: &ApiError, file: Option<&str>) -> HubError {
+    fn explain(&self, trouble: Trouble, file: Option<&str>) -> HubError {
         let (endpoint, noun, here) = (&self.options.endpoint, self.kind.noun(), self.kind.here());
         let what = file.map(|f| format!("`{f}`: ")).unwrap_or_default();
+        let code = match trouble {
+            Trouble::Away(reason) | Trouble::Passing { reason, .. } if file.is_none() => {
+                return HubError::Silent(format!("the hub at {endpoint} does not answer: {reason}"));
+            }
+            Trouble::Away(reason) | Trouble::Passing { reason, .. } | Trouble::Bad(reason) => {
+                let of = if file.is_some() { "cannot be fetched from" } else { "there is trouble with the hub at" };
+                return HubError::Refused(format!("{what}{of} {endpoint}: {reason}"));
+            }
+            Trouble::Disk(error) => {
+                return HubError::Refused(format!("{what}{}", self.unwritten(&error)));
+            }
+            Trouble::Status(code) => code,
+        };
         let token = if self.options.token.is_some() { "the token given has no access" } else { "set HF_TOKEN" };
         let at = match self.revision {
             MAIN => String::new(),
             revision => format!(" with the revision `{revision}`"),
         };
-        HubError::Refused(match status(error) {
-            Some(404) => format!("{what}there is no such {here} here and no such {noun}{at} at {endpoint} (404)"),
-            Some(code @ (401 | 403)) => {
-                format!("{what}{endpoint} refuses access ({code}): it does not exist, is private or gated; {token}")
+        let number = code.as_u16();
+        HubError::Refused(match code {
+            StatusCode::NOT_FOUND => {
+                format!("{what}there is no such {here} here and no such {noun}{at} at {endpoint} ({number})")
             }
-            Some(code) => format!("{what}{endpoint} answers with status {code}"),
-            None => {
-                let text = format!("{what}cannot be fetched from {endpoint}: {error}");
-                return if file.is_none() { HubError::Silent(text) } else { HubError::Refused(text) };
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                format!("{what}{endpoint} refuses access ({number}): it does not exist, is private or gated; {token}")
             }
+            _ => format!("{what}{endpoint} answers with status {number}"),
         })
     }
 }
 
-/// The HTTP status behind an error, if the hub answered at all.
-fn status(error: &ApiError) -> Option<u16> {
-    match error {
-        ApiError::RequestError(e) => match **e {
-            ureq::Error::StatusCode(code) => Some(code),
-            _ => None,
-        },
-        ApiError::TooManyRetries(e) => status(e),
-        _ => None,
-    }
+/// Whether a path stays inside of the folder that it is put in.
+fn is_inside(name: &str) -> bool {
+    name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
-/// Whether trying again may help: the connection broke, or the hub is busy.
-fn passes(error: &ApiError) -> bool {
-    match (error, status(error)) {
-        (_, Some(code)) => code == 429 || code >= 500,
-        (ApiError::RequestError(_) | ApiError::IoError(_), None) => true,
-        _ => false,
-    }
+/// Whether there is a file with as many bytes as it must have, where that is known.
+pub(crate) fn is_whole(path: &Path, size: Option<u64>) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && size.is_none_or(|size| size == meta.len()))
 }

@@ -3,7 +3,7 @@
 
 use crate::folder::{COMPANION_FILES, INDEX_FILE, SINGLE_FILE, read_index, weight_files};
 use crate::{CONFIG_FILE, ModelError};
-use prl_hub::{Hub, HubError, HubOptions, Kind, Listing};
+use prl_hub::{Cached, Hub, HubError, HubOptions, Kind, Listed, Listing};
 use std::path::{Path, PathBuf};
 
 /// The folder of the model `name`: the folder of that name if there is one, else the hub's model of that id, fetched
@@ -22,22 +22,9 @@ pub fn resolve(name: &str, options: &HubOptions) -> Result<PathBuf, ModelError> 
         return Err(error("is a file; give the folder with config.json and the weights".into()));
     }
     let hub = Hub::new(Kind::Model, name, None, options).map_err(refused)?;
-    if options.offline {
-        return cached(&hub).ok_or_else(|| refused(hub.offline()));
-    }
-    let listing = match hub.list() {
-        Ok(listing) => listing,
-        // An answer of the hub counts; no answer leaves what was fetched before.
-        Err(HubError::Silent(reason)) => {
-            let Some(dir) = cached(&hub) else {
-                return Err(error(format!(
-                    "there is no such folder here, and {reason}. Check the name, or the connection (HF_ENDPOINT)"
-                )));
-            };
-            tracing::warn!(model = name, "{reason}; using the cached copy");
-            return Ok(dir);
-        }
-        Err(e) => return Err(refused(e)),
+    let listing = match hub.list_or(|| Ok(cached(&hub))).map_err(refused)? {
+        Listed::Here(listing) => listing,
+        Listed::Cached(dir) => return Ok(dir),
     };
     let get = |files: &[String]| hub.fetch(&listing, files).map_err(refused);
     let mut wanted: Vec<String> = vec![CONFIG_FILE.into()];
@@ -77,7 +64,12 @@ fn weights(listing: &Listing) -> Option<&'static str> {
 
 /// The cached snapshot of the main branch, if it is complete.
 fn cached(hub: &Hub<'_>) -> Option<PathBuf> {
-    let dir = hub.cached().filter(|dir| dir.join(CONFIG_FILE).exists())?;
-    let complete = weight_files(&dir).is_ok_and(|files| files.iter().all(|f| f.exists()));
-    complete.then_some(dir)
+    let cached = hub.cached().filter(|cached| cached.has(CONFIG_FILE))?;
+    let Cached { dir, listing, .. } = &cached;
+    let weights = weight_files(dir).ok()?;
+    let is_there =
+        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| cached.has(name));
+    let needed = |file: &&str| listing.as_ref().is_some_and(|listing| listing.has(file));
+    let companions = COMPANION_FILES.iter().filter(|file| needed(file)).all(|file| cached.has(file));
+    (companions && weights.iter().all(is_there)).then(|| dir.clone())
 }

@@ -66,6 +66,11 @@ fn fetches_what_is_needed_once_and_then_works_offline_and_without_the_hub() {
         std::fs::read_dir(&sharded).unwrap().map(|e| e.unwrap().path()).find(|p| p.to_string_lossy().contains("00002"));
     std::fs::remove_file(shard.unwrap()).unwrap();
     assert!(error("some-one/sharded", &offline).contains("not in the cache"));
+
+    // Cut short, a file is as good as none.
+    std::fs::write(std::fs::canonicalize(dir.join("model.safetensors")).unwrap(), "cut").unwrap();
+    assert!(error("some-one/tiny.1", &offline).contains("not in the cache"));
+    Decoder::load_hf(&resolve("some-one/tiny.1", &hub.options(cache.path())).unwrap(), &cpu()).unwrap();
 }
 
 #[test]

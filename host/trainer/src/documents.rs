@@ -4,6 +4,7 @@
 //! what is done with a row.
 
 use crate::TrainerError;
+use crate::fingerprint::{FIRST, Fingerprint, PartPrint};
 use prl_types::TokenId;
 
 /// Documents in a row without a trainable token after which a source is given up.
@@ -50,6 +51,12 @@ pub trait Documents: Send {
     fn parts(&self) -> Vec<&str> {
         Vec::new()
     }
+
+    /// What tells this source from others.
+    ///
+    /// # Errors
+    /// A message for the user.
+    fn fingerprint(&mut self) -> Result<Fingerprint, String>;
 }
 
 /// An endless source: a function of the number of the draw.
@@ -62,6 +69,13 @@ impl<F: FnMut(u64) -> Result<Document, String> + Send> Documents for Generated<F
 
     fn epoch(&self, _n: u64) -> u64 {
         0
+    }
+
+    /// The first documents stand for all.
+    fn fingerprint(&mut self) -> Result<Fingerprint, String> {
+        let first = (0..FIRST).map(&mut self.0).collect::<Result<Vec<_>, _>>()?;
+        let part = PartPrint::of(&first).map_err(|e| e.to_string())?;
+        Ok(Fingerprint { parts: vec![part], ..Fingerprint::default() })
     }
 }
 

@@ -116,6 +116,15 @@ pub enum TrainerError {
         /// The run's.
         run: &'static str,
     },
+    /// The state of a run on other data.
+    #[error(
+        "the data is not that of the checkpoint: {difference}. Go on with the data as it was, or begin this data at its first \
+         document: `ckpt.skip_dataloader = true`"
+    )]
+    OtherData {
+        /// The first difference.
+        difference: String,
+    },
     /// A state file could not be read or written.
     #[error("cannot {action} `{path}`: {reason}")]
     File {

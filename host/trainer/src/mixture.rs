@@ -6,9 +6,11 @@
 
 use crate::TrainerError;
 use crate::documents::{Documents, Drawn};
+use crate::fingerprint::{Fingerprint, PartPrint};
 use crate::spool::Spool;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::collections::BTreeMap;
 
 /// An epoch has less draws than this: places are kept in 32 bits.
 const MAX_DRAWS: f64 = u32::MAX as f64;
@@ -22,6 +24,8 @@ pub struct Part {
     pub name: String,
     /// Its documents.
     pub documents: Spool,
+    /// The commit of the hub that they are from.
+    pub commit: Option<String>,
 }
 
 /// When an epoch of several sources has ended.
@@ -53,6 +57,7 @@ pub struct Mixture {
     epochs: Option<u64>,
     order: Vec<u32>,
     ordered_for: Option<u64>,
+    turns: Turns,
 }
 
 enum Sequence {
@@ -91,11 +96,21 @@ impl Mixture {
     ) -> Result<Self, TrainerError> {
         let lens: Vec<usize> = parts.iter().map(|part| part.documents.len()).collect();
         let sequence = match lens[..] {
-            [len] if len as f64 <= MAX_DRAWS => Sequence::Plain(len),
-            [len] => return Err(TrainerError::Mixture(format!("{len} documents are more than an epoch can have"))),
+            [len] => plain(len)?,
             _ => Sequence::Mixed(turns.sequence(&lens).map_err(TrainerError::Mixture)?),
         };
-        Ok(Mixture { parts, sequence, shuffle, epochs, order: Vec::new(), ordered_for: None })
+        let turns = turns.clone();
+        Ok(Mixture { parts, sequence, shuffle, epochs, order: Vec::new(), ordered_for: None, turns })
+    }
+
+    /// Every document of every part once, one part after the other.
+    ///
+    /// # Errors
+    /// More than 2^32 documents.
+    pub fn once(parts: Vec<Part>) -> Result<Self, TrainerError> {
+        let sequence = plain(parts.iter().map(|part| part.documents.len()).sum())?;
+        let turns = Turns { probabilities: None, until: Until::All, seed: 0 };
+        Ok(Mixture { parts, sequence, shuffle: None, epochs: Some(1), order: Vec::new(), ordered_for: None, turns })
     }
 
     /// Documents of an epoch.
@@ -105,7 +120,7 @@ impl Mixture {
 
     fn read(&mut self, place: u32) -> Result<Drawn, String> {
         let mut at = place as usize;
-        for (part, Part { name, documents }) in self.parts.iter_mut().enumerate() {
+        for (part, Part { name, documents, .. }) in self.parts.iter_mut().enumerate() {
             match at.checked_sub(documents.len()) {
                 Some(rest) => at = rest,
                 None => {
@@ -115,6 +130,13 @@ impl Mixture {
             }
         }
         Err(format!("place {place} is in no part"))
+    }
+}
+
+fn plain(len: usize) -> Result<Sequence, TrainerError> {
+    match len as f64 <= MAX_DRAWS {
+        true => Ok(Sequence::Plain(len)),
+        false => Err(TrainerError::Mixture(format!("{len} documents are more than an epoch can have"))),
     }
 }
 
@@ -143,6 +165,32 @@ impl Documents for Mixture {
 
     fn parts(&self) -> Vec<&str> {
         self.parts.iter().map(|part| part.name.as_str()).collect()
+    }
+
+    fn fingerprint(&mut self) -> Result<Fingerprint, String> {
+        let print = |part: &Part| PartPrint {
+            name: part.name.clone(),
+            documents: part.documents.len() as u64,
+            tokens: part.documents.tokens(),
+            crc32: part.documents.crc32(),
+            commit: part.commit.clone(),
+        };
+        let mut order = BTreeMap::from([("data.shuffle", self.shuffle.is_some().to_string())]);
+        order.extend(self.shuffle.map(|seed| ("data.seed", seed.to_string())));
+        let Turns { probabilities, until, seed } = &self.turns;
+        if self.parts.len() > 1 {
+            let until = match until {
+                Until::First => "first_exhausted",
+                Until::All => "all_exhausted",
+            };
+            order.insert("data.stopping_strategy", until.to_owned());
+            if let Some(probabilities) = probabilities {
+                order.insert("data.probabilities", format!("{probabilities:?}"));
+                order.insert("data.seed", seed.to_string());
+            }
+        }
+        let order = order.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        Ok(Fingerprint { parts: self.parts.iter().map(print).collect(), order })
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn stored(documents: &[Document], shuffle: Option<u64>, epochs: Optio
 fn part(name: &str, documents: &[Document]) -> Part {
     let mut writer = SpoolWriter::new(tempfile::tempfile().unwrap());
     documents.iter().for_each(|document| writer.push(document).unwrap());
-    Part { name: name.into(), documents: writer.finish().unwrap() }
+    Part { name: name.into(), documents: writer.finish().unwrap(), commit: None }
 }
 
 fn documents(first: u32, n: u32) -> Vec<Document> {
@@ -86,6 +86,30 @@ fn a_mixture_has_the_shares_that_were_asked_for_in_every_epoch() {
     let mut plain = mixture(None);
     assert_eq!(draws(&mut plain, 0..len), draws(&mut plain, len..2 * len));
     assert_eq!(plain.parts(), ["a", "b"]);
+}
+
+#[test]
+fn once_is_once_however_long_the_others_are() {
+    let mut once = Mixture::once(vec![part("a", &documents(0, 2)), part("b", &documents(10, 4))]).unwrap();
+    assert_eq!(draws(&mut once, 0..6), [(0, 0), (0, 1), (1, 10), (1, 11), (1, 12), (1, 13)]);
+    assert!(once.get(6).unwrap().is_none());
+}
+
+/// What order does not follow from does not make data other data.
+#[test]
+fn a_fingerprint_has_what_the_order_follows_from() {
+    let order = |parts: usize, turns: Turns, shuffle| {
+        let parts = (0..parts).map(|p| part(&p.to_string(), &documents(0, 3))).collect();
+        let print = Mixture::new(parts, &turns, shuffle, None).unwrap().fingerprint().unwrap();
+        print.order.into_iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(order(1, turns(None, Until::All), None), "data.shuffle=false");
+    assert_eq!(order(1, turns(None, Until::First), Some(7)), "data.seed=7 data.shuffle=true");
+    assert_eq!(order(2, turns(None, Until::All), None), "data.shuffle=false data.stopping_strategy=all_exhausted");
+    assert_eq!(
+        order(2, turns(Some(&[0.5, 0.5]), Until::First), None),
+        "data.probabilities=[0.5, 0.5] data.seed=7 data.shuffle=false data.stopping_strategy=first_exhausted"
+    );
 }
 
 #[test]

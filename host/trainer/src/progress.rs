@@ -1,6 +1,6 @@
 //! How far training has come, and its file. Owns `trainer.json`; must not know weights or moments.
 
-use crate::TrainerError;
+use crate::{Fingerprint, TrainerError};
 use prl_types::Step;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -32,6 +32,9 @@ pub struct Progress {
     /// Of each of several sources that are trained on together; nothing where there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixed: Vec<Share>,
+    /// The data that draws are counted in (supervised fine-tuning).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Fingerprint>,
 }
 
 /// What was trained on of one source.
@@ -70,9 +73,12 @@ impl Progress {
 
     /// Without what is left out.
     pub(crate) fn without(self, skip: Skip) -> Self {
-        let Progress { step, documents, schedule_from, .. } = self;
+        let step = self.step;
         let mut kept = match skip.progress {
-            true => Progress { step, documents, schedule_from, ..Progress::default() },
+            true => {
+                let Progress { documents, schedule_from, data, .. } = self;
+                Progress { step, documents, schedule_from, data, ..Progress::default() }
+            }
             false => self,
         };
         if skip.dataloader {

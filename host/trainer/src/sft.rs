@@ -6,10 +6,13 @@ use crate::documents::{Documents, Drawn, Packer, Row};
 use crate::metrics::{Cost, put, put_perf};
 use crate::optim::{self, Optimizer};
 use crate::trainer::Asked;
-use crate::{Progress, Schedule, Share, Skip, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock};
+use crate::{
+    Fingerprint, Progress, Schedule, Share, Skip, StepMetrics, StepOutcome, TrainerError, TrainerState, Update, clock,
+};
 use prl_config::{Optim, Scheduler};
 use prl_model::{Learner, Packed};
 use std::path::Path;
+use std::slice;
 
 /// The settings of an [`SftTrainer`].
 #[derive(Clone, Debug, PartialEq)]
@@ -187,7 +190,7 @@ impl SftTrainer {
         if names.len() < 2 {
             return;
         }
-        // Another number of sources than before the run went on: other data.
+        // Nothing is counted yet, or it is of a checkpoint that did not say of which data.
         if mixed.len() != names.len() {
             *mixed = vec![Share::default(); names.len()];
         }
@@ -203,24 +206,49 @@ impl SftTrainer {
         }
     }
 
-    /// `val/loss`: the mean of −log p over all target tokens of a source that ends, in one pass. Changes nothing. No
-    /// metric when there is no target.
+    /// `val/loss`: the mean of −log p over all target tokens of a source that ends, in one pass. Documents whose loss is not
+    /// finite are left out and counted in `val/nan_count`. Changes nothing. No metric when there is no target.
     ///
     /// # Errors
     /// A document whose lists differ in length, a failing source or device.
     pub fn validate(&mut self, source: &mut dyn Documents) -> Result<StepMetrics, TrainerError> {
         let mut packer = Packer::default();
-        let (mut nll, mut targets) = (0.0, 0usize);
+        let (mut nll, mut targets, mut left_out) = (0.0, 0usize, 0usize);
         self.learner.begin(None);
         while let Some(row) = packer.row(source, self.parts.seq_len)? {
-            targets += row.iter().map(|d| d.document.targets()).sum::<usize>();
-            nll += micro_step(&mut self.learner, &[row], None)?;
+            for (documents, loss) in self.losses(row)? {
+                match loss.is_finite() {
+                    true => {
+                        nll += loss;
+                        targets += documents.iter().map(|d| d.document.targets()).sum::<usize>();
+                    }
+                    false => left_out += documents.len(),
+                }
+            }
         }
         let mut metrics = StepMetrics::new();
         if targets > 0 {
             put(&mut metrics, "val/loss", nll / targets as f64);
         }
+        if targets > 0 || left_out > 0 {
+            put(&mut metrics, "val/nan_count", left_out as f64);
+        }
         Ok(metrics)
+    }
+
+    /// Σ −log p over the targets of a row; where that is not finite, of each of its documents alone.
+    fn losses(&mut self, row: Row) -> Result<Vec<(Row, f64)>, TrainerError> {
+        let loss = micro_step(&mut self.learner, slice::from_ref(&row), None)?;
+        if loss.is_finite() {
+            return Ok(vec![(row, loss)]);
+        }
+        let mut alone = Vec::with_capacity(row.len());
+        for drawn in row {
+            let one = vec![drawn];
+            let loss = micro_step(&mut self.learner, slice::from_ref(&one), None)?;
+            alone.push((one, loss));
+        }
+        Ok(alone)
     }
 
     /// Lets a step be given up between two passes: [`TrainerError::Stopped`]. Training cannot go on after that.
@@ -246,22 +274,33 @@ impl SftTrainer {
     /// What [`SftTrainer::load_state`] takes back once it is written. The weights are not part of it.
     ///
     /// # Errors
-    /// The device does not give it.
+    /// The device does not give it; a failing source.
     pub fn state(&mut self) -> Result<TrainerState, TrainerError> {
-        Ok(TrainerState {
-            optimizer: self.optimizer.saved(&mut self.learner)?,
-            progress: self.progress.clone(),
-            loss: None,
-        })
+        let progress = Progress { data: Some(self.fingerprint()?), ..self.progress.clone() };
+        Ok(TrainerState { optimizer: self.optimizer.saved(&mut self.learner)?, progress, loss: None })
+    }
+
+    fn fingerprint(&mut self) -> Result<Fingerprint, TrainerError> {
+        self.source.fingerprint().map_err(|message| TrainerError::Source { index: 0, message })
     }
 
     /// Reads what [`TrainerState::write`] wrote, for a model that has the weights of that moment and the same
     /// source. Training goes on as if it had not stopped, bit for bit where the device sums in a fixed order, but for what `skip` leaves out.
     ///
     /// # Errors
-    /// A file that is missing, damaged, or of another model; nothing has changed then.
+    /// A file that is missing, damaged, or of another model; other data, unless the source is begun anew. Nothing has changed
+    /// then.
     pub fn load_state(&mut self, dir: &Path, skip: Skip) -> Result<(), TrainerError> {
-        let progress = Progress::load(dir)?.without(skip);
+        let mut progress = Progress::load(dir)?.without(skip);
+        if let Some(saved) = &progress.data
+            && let Some(difference) = self.fingerprint()?.difference(saved)
+        {
+            if !skip.dataloader {
+                return Err(TrainerError::OtherData { difference });
+            }
+            // Shares are those of other sources.
+            progress.mixed.clear();
+        }
         if !skip.optimizer {
             self.optimizer.load(dir, &mut self.learner)?;
         }

@@ -16,12 +16,15 @@ pub struct SpoolWriter {
     /// Where each document ends.
     ends: Vec<u64>,
     at: u64,
+    tokens: u64,
+    sum: crc32fast::Hasher,
 }
 
 impl SpoolWriter {
     /// Writes to a file that is empty, open for reading too, and nobody else's.
     pub fn new(file: File) -> Self {
-        SpoolWriter { file: BufWriter::with_capacity(1 << 18, file), ends: Vec::new(), at: 0 }
+        let file = BufWriter::with_capacity(1 << 18, file);
+        SpoolWriter { file, ends: Vec::new(), at: 0, tokens: 0, sum: crc32fast::Hasher::new() }
     }
 
     /// Appends a document.
@@ -29,18 +32,10 @@ impl SpoolWriter {
     /// # Errors
     /// The file cannot be written; a mask that is not as long as the document.
     pub fn push(&mut self, document: &Document) -> io::Result<()> {
-        let Document { ids, mask } = document;
-        let count = u32::try_from(ids.len()).ok().filter(|_| ids.len() == mask.len());
-        let count = count.ok_or_else(|| {
-            let text = format!("a document of {} tokens with a mask of {}", ids.len(), mask.len());
-            io::Error::new(io::ErrorKind::InvalidInput, text)
-        })?;
-        let mut bytes = Vec::with_capacity(WORD * (ids.len() + 1) + ids.len().div_ceil(8));
-        for word in std::iter::once(&count).chain(ids) {
-            bytes.extend(word.to_le_bytes());
-        }
-        bytes.extend(mask.chunks(8).map(|bits| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit))));
+        let bytes = encode(document)?;
         self.file.write_all(&bytes)?;
+        self.sum.update(&bytes);
+        self.tokens += document.ids.len() as u64;
         self.at += bytes.len() as u64;
         self.ends.push(self.at);
         Ok(())
@@ -51,10 +46,26 @@ impl SpoolWriter {
     /// # Errors
     /// The file cannot be written.
     pub fn finish(self) -> io::Result<Spool> {
-        let SpoolWriter { file, mut ends, .. } = self;
+        let SpoolWriter { file, mut ends, tokens, sum, .. } = self;
         ends.shrink_to_fit();
-        Ok(Spool { file: file.into_inner()?, ends })
+        Ok(Spool { file: file.into_inner()?, ends, tokens, crc32: sum.finalize() })
     }
+}
+
+/// A document as it lies in the file.
+pub(crate) fn encode(document: &Document) -> io::Result<Vec<u8>> {
+    let Document { ids, mask } = document;
+    let count = u32::try_from(ids.len()).ok().filter(|_| ids.len() == mask.len());
+    let count = count.ok_or_else(|| {
+        let text = format!("a document of {} tokens with a mask of {}", ids.len(), mask.len());
+        io::Error::new(io::ErrorKind::InvalidInput, text)
+    })?;
+    let mut bytes = Vec::with_capacity(WORD * (ids.len() + 1) + ids.len().div_ceil(8));
+    for word in std::iter::once(&count).chain(ids) {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(mask.chunks(8).map(|bits| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit))));
+    Ok(bytes)
 }
 
 /// Documents by number. In memory each takes eight bytes.
@@ -62,6 +73,8 @@ impl SpoolWriter {
 pub struct Spool {
     file: File,
     ends: Vec<u64>,
+    tokens: u64,
+    crc32: u32,
 }
 
 impl Spool {
@@ -73,6 +86,16 @@ impl Spool {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
+    }
+
+    /// Tokens of all documents.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// CRC-32 of the file as it was written.
+    pub(crate) fn crc32(&self) -> u32 {
+        self.crc32
     }
 
     /// Document `at`, which must be below [`Spool::len`].

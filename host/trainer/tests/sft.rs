@@ -167,6 +167,26 @@ fn validation_says_what_training_says() {
 }
 
 #[test]
+fn a_document_that_is_not_finite_costs_validation_itself_alone() {
+    let mut trainer =
+        SftTrainer::new(poisoned(), SftParts { seq_len: 24, ..parts() }, Box::new(stored(&[], None, None)));
+    let trainer = trainer.as_mut().unwrap();
+    let mut validate = |rows: &[(u32, bool)]| {
+        let rows: Vec<Document> = rows.iter().map(|(n, bad)| whole_row(*n, *bad)).collect();
+        trainer.validate(&mut stored(&rows, None, Some(1))).unwrap()
+    };
+    let good = validate(&[(0, false), (2, false), (3, false), (4, false)]);
+    assert_eq!(good["val/nan_count"], 0.0);
+    // Three to a row, so that bad ones share theirs with good ones.
+    let rows = [(0, false), (1, true), (2, false), (3, false), (9, true), (4, false)];
+    let with_bad = validate(&rows);
+    assert_eq!(with_bad["val/nan_count"], 2.0);
+    assert!((with_bad["val/loss"] - good["val/loss"]).abs() < 1e-9, "{with_bad:?} {good:?}");
+    let bad = validate(&[(1, true)]);
+    assert!(bad["val/nan_count"] == 1.0 && !bad.contains_key("val/loss"));
+}
+
+#[test]
 fn it_learns_what_it_is_shown() {
     let mut trainer = trainer(parts(), stored(&documents(40), Some(1), None));
     let before = trainer.validate(&mut stored(&documents(40), None, Some(1))).unwrap()["val/loss"];
@@ -211,6 +231,53 @@ fn a_resumed_run_goes_on_bit_for_bit() {
         }
     }
     assert_eq!(bits(whole.learner()), bits(second.learner()));
+}
+
+#[test]
+fn other_data_is_no_way_to_go_on() {
+    let source = |documents: &[Document], seed| stored(documents, Some(seed), None);
+    let all = documents(23);
+    let mut first = trainer(parts(), source(&all, 9));
+    first.train_step().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    first.state().unwrap().write(dir.path()).unwrap();
+    let load = |source: Box<dyn Documents>, skip| {
+        let mut second = SftTrainer::new(learner(2), parts(), source).unwrap();
+        second.load_state(dir.path(), skip).map(|()| second.progress().documents)
+    };
+    let used = first.progress().documents;
+    assert!(used > 0 && load(Box::new(source(&all, 9)), Skip::default()).unwrap() == used);
+    let mut other = all.clone();
+    other[5].ids[0] = (other[5].ids[0] + 1) % VOCAB;
+    let told = |source: Mixture| match load(Box::new(source), Skip::default()) {
+        Err(TrainerError::OtherData { difference }) => difference,
+        other => panic!("{other:?}"),
+    };
+    assert!(told(source(&other, 9)).starts_with("`all` has as many tokens as before, but others"));
+    assert!(told(source(&all[..22], 9)).starts_with("`all` is 22 documents of "));
+    assert_eq!(told(source(&all, 8)), "`data.seed` is 8, and was 9");
+    assert_eq!(told(stored(&all, None, None)), "`data.shuffle` is false, and was true");
+    let masked = |mut document: Document| {
+        document.mask[4] = !document.mask[4];
+        document
+    };
+    assert!(told(source(&all.iter().cloned().map(masked).collect::<Vec<_>>(), 9)).contains("loss mask"));
+    let error = load(Box::new(source(&other, 9)), Skip::default()).unwrap_err().to_string();
+    assert!(
+        error.contains("not that of the checkpoint") && error.ends_with("`ckpt.skip_dataloader = true`"),
+        "{error}"
+    );
+    // What has no end is not what it was, either.
+    assert!(load(Box::new(Generated(|n| Ok(document(n)))), Skip::default()).is_err());
+    let begun_anew = Skip { dataloader: true, ..Skip::default() };
+    assert_eq!(load(Box::new(source(&other, 9)), begun_anew).unwrap(), 0);
+
+    // Sources without an end are told by how they begin.
+    let mut first = trainer(parts(), Generated(|n| Ok(document(n))));
+    first.train_step().unwrap();
+    first.state().unwrap().write(dir.path()).unwrap();
+    assert!(load(Box::new(Generated(|n| Ok(document(n)))), Skip::default()).is_ok());
+    assert!(load(Box::new(Generated(|n| Ok(document(n + 1)))), Skip::default()).is_err());
 }
 
 #[test]

@@ -178,7 +178,7 @@ impl Data {
                             filling.push(tasks.documents(index).map_err(failed())?)?;
                         }
                         let turns = Turns { probabilities: None, until: Until::All, seed: env.seed };
-                        Ok(Data::All(vec![filling.finish(&env.split)?], turns))
+                        Ok(Data::All(vec![filling.finish(&env.split, None)?], turns))
                     }
                     None => {
                         // One document shows whether the rest can be made.
@@ -190,10 +190,10 @@ impl Data {
         }
     }
 
-    /// All documents once and in order, for validation on the section `key`.
+    /// All documents once and in order, for validation on the section `key`: nobody's turn comes twice.
     pub fn once(self, key: &str) -> Result<Mixture, Failure> {
         match self {
-            Data::All(parts, turns) => Mixture::new(parts, &turns, None, Some(1)).map_err(input(format!("`{key}`"))),
+            Data::All(parts, _) => Mixture::once(parts).map_err(input(format!("`{key}`"))),
             Data::Endless(_) => Err(Failure::input(format_args!(
                 "`{key}.num_examples` must say how many tasks of the unbounded split to use"
             ))),

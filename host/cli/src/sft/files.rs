@@ -58,8 +58,8 @@ impl Filling {
         Ok(())
     }
 
-    /// All of it, as the part `name`.
-    pub fn finish(self, name: &str) -> Result<Part, Failure> {
+    /// All of it, as the part `name`, from a commit of the hub.
+    pub fn finish(self, name: &str, commit: Option<String>) -> Result<Part, Failure> {
         let Filling { key, row, writer, folder, conversations, documents, tokens, trainable } = self;
         if !trainable {
             return Err(Failure::input(format_args!(
@@ -72,7 +72,7 @@ impl Filling {
             "`{key}`: {conversations} conversations ({name}) are {documents} documents of {tokens} tokens"
         );
         let documents = writer.finish().map_err(|e| no_room(&key, &folder, &e))?;
-        Ok(Part { name: name.to_owned(), documents })
+        Ok(Part { name: name.to_owned(), documents, commit })
     }
 }
 
@@ -121,7 +121,7 @@ pub fn parts(texts: &Texts<'_>, key: &str, files: &FileData, loss: LossMask) -> 
     let key = format!("{key}.name");
     let bad = |error: DataError| input(format!("`{key}`"))(error);
     let (names, wanted): (Vec<String>, Vec<Wanted>) = wanted(files).into_iter().unzip();
-    let (path, found) = find(texts, &key, files, &wanted)?;
+    let Found { path, commit, files: found } = find(texts, &key, files, &wanted)?;
     let mut parts = Vec::new();
     for (name, found) in names.into_iter().zip(found) {
         let mut rows = prl_data::rows(found).map_err(bad)?;
@@ -138,22 +138,30 @@ pub fn parts(texts: &Texts<'_>, key: &str, files: &FileData, loss: LossMask) -> 
                     Err(reason) => skipped.note(place, reason),
                 }
             }
+            if let Err(error) = skipped.check_so_far(&path, filling.conversations) {
+                tell(&path, &skipped, filling.conversations);
+                return Err(bad(error));
+            }
         }
         tell(&path, &skipped, filling.conversations);
         skipped.check_share(&path, filling.conversations).map_err(bad)?;
-        parts.push(filling.finish(&name)?);
+        parts.push(filling.finish(&name, commit.clone())?);
     }
     Ok(parts)
 }
 
-/// What the data is called, and the files of each part: of the local file or folder of that name, else of the hub's
-/// dataset.
-fn find(
-    texts: &Texts<'_>,
-    key: &str,
-    files: &FileData,
-    wanted: &[Wanted],
-) -> Result<(PathBuf, Vec<Vec<PathBuf>>), Failure> {
+/// Where rows are.
+struct Found {
+    /// What the data is called.
+    path: PathBuf,
+    /// The hub's, where it is from there.
+    commit: Option<String>,
+    /// The files of each part.
+    files: Vec<Vec<PathBuf>>,
+}
+
+/// The files of each part: of the local file or folder of that name, else of the hub's dataset.
+fn find(texts: &Texts<'_>, key: &str, files: &FileData, wanted: &[Wanted]) -> Result<Found, Failure> {
     let (path, revision) = (texts.path_of(key, &files.name), files.revision.as_deref());
     let bad = || input(format!("`{key}`"));
     // A misspelt file is not looked for on the hub.
@@ -164,10 +172,11 @@ fn find(
             return Err(Failure::input(format_args!("`{key}` is for datasets of the hub, and `{path}` is not one")));
         }
         let found = wanted.iter().map(|one| prl_data::find(&path, one)).collect::<Result<_, _>>();
-        return found.map(|found| (path, found)).map_err(bad());
+        return found.map(|files| Found { path, commit: None, files }).map_err(bad());
     }
-    let found = prl_data::fetch(&files.name, revision, wanted, &assets::hub()).map_err(bad())?;
-    Ok((PathBuf::from(&files.name), found))
+    let prl_data::Fetched { commit, parts } =
+        prl_data::fetch(&files.name, revision, wanted, &assets::hub()).map_err(bad())?;
+    Ok(Found { path: PathBuf::from(&files.name), commit: Some(commit), files: parts })
 }
 
 fn read(

@@ -153,6 +153,67 @@ fn from_sft_to_rl_and_back() {
     sft(&scratch, &toml, "third", "--max-steps 1 --model.name rl/checkpoints/step_2/trainer").ok();
 }
 
+/// Sources of the validation do not take turns: it is the mean over all of their tokens.
+#[test]
+fn validation_counts_every_document_of_every_source_once() {
+    let scratch = Scratch::new();
+    dataset(&scratch);
+    let both = fs::read_to_string(scratch.path("chats/math/train.jsonl")).unwrap()
+        + &fs::read_to_string(scratch.path("chats/code/train.jsonl")).unwrap();
+    scratch.write("both.jsonl", both);
+    let toml = toml(&scratch, "\"both.jsonl\"");
+    let loss = |out: &str, data: &str| {
+        let words = format!("--max-steps 1 --optim.lr 0 --val.data.seq-len 64 --val.data.name {data}");
+        sft(&scratch, &toml, out, &words).ok();
+        let rows = scratch.run(out).metrics();
+        let row = rows.iter().find(|row| row.contains_key("val/loss")).unwrap();
+        assert_eq!(value(row, "val/nan_count"), 0.0);
+        value(row, "val/loss")
+    };
+    let parts = loss("parts", r#"chats --val.data.subsets ["math","code"] --val.data.probabilities [0.1,0.9]"#);
+    let whole = loss("whole", "both.jsonl");
+    assert!((parts - whole).abs() < 1e-9, "{parts} {whole}");
+}
+
+#[test]
+fn a_run_does_not_go_on_with_other_data() {
+    let scratch = Scratch::new();
+    scratch.write("rows.jsonl", lines(0, 8));
+    let toml = toml(&scratch, "\"rows.jsonl\"");
+    sft(&scratch, &toml, "out", "--max-steps 2 --ckpt").ok();
+    let on = |words: &str| sft(&scratch, &toml, "out", &format!("--max-steps 3 --ckpt.resume-step 2 {words}"));
+    let told = ["`ckpt.resume_step`: the data is not that of the checkpoint: ", "`ckpt.skip_dataloader = true`"];
+    let naming = |what: &'static str| [&told[..], &[what]].concat();
+    refused(&on("--data.seed 5"), &naming("`data.seed` is 5, and was 0"));
+    refused(&on("--data.shuffle false"), &naming("`data.shuffle` is false, and was true"));
+    scratch.write("rows.jsonl", lines(0, 7));
+    refused(&on(""), &naming("`train` is 7 documents of "));
+    scratch.write("rows.jsonl", lines(0, 7) + &lines(9, 10));
+    refused(&on(""), &naming("`train` has as many tokens as before, but others"));
+    assert!(!scratch.path("out/weights/step_3").exists());
+    // Moved, it is the same.
+    fs::create_dir(scratch.path("there")).unwrap();
+    scratch.write("there/same.jsonl", lines(0, 8));
+    on("--data.name there/same.jsonl").ok();
+    on("--ckpt.skip-dataloader").ok();
+}
+
+#[test]
+fn what_is_no_data_is_told_before_all_of_it_is_read() {
+    let scratch = Scratch::new();
+    let refuse = |file: &str, words: &[&str]| {
+        refused(&sft(&scratch, &toml(&scratch, &format!("\"{file}\"")), "out", ""), words);
+    };
+    // A terabyte without a line's end; a hole takes no room on the disk.
+    let file = scratch.write("hole.jsonl", "");
+    fs::File::options().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
+    refuse(&file, &["`data.name`", "hole.jsonl as training data: line 1 has more than 32 MiB"]);
+    // More than a fifth of what comes first is bad: the rest, which never ends, is not read.
+    let file = scratch.write("bad.jsonl", lines(0, 600) + &"none\n".repeat(500));
+    fs::File::options().write(true).open(&file).unwrap().set_len(1 << 40).unwrap();
+    refuse(&file, &["`data.name`", " of 1024 rows are unusable; the first is ", "bad.jsonl:601: expected ident"]);
+}
+
 #[test]
 fn images_are_told_as_what_cannot_be_used() {
     let scratch = Scratch::new();

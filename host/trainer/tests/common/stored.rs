@@ -6,7 +6,7 @@ use prl_trainer::{Document, Mixture, Part, SpoolWriter, Turns, Until};
 pub fn part(name: &str, documents: &[Document]) -> Part {
     let mut writer = SpoolWriter::new(tempfile::tempfile().unwrap());
     documents.iter().for_each(|document| writer.push(document).unwrap());
-    Part { name: name.into(), documents: writer.finish().unwrap() }
+    Part { name: name.into(), documents: writer.finish().unwrap(), commit: None }
 }
 
 /// A source of one part.
