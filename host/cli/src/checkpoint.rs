@@ -1,8 +1,9 @@
 //! When and how a step is saved: `checkpoints/step_N/` to resume from and `weights/step_N/` to use elsewhere. Owns the
 //! contents of both; the store owns how they get on disk.
 
+use crate::companions::Companions;
 use crate::failure::{Failure, input};
-use prl_model::{ADAPTER_CONFIG_FILE, Decoder, Device, Learner, ModelConfig, ModelError, SaveOptions, Trained};
+use prl_model::{ADAPTER_CONFIG_FILE, Decoder, Device, Learner, ModelConfig, ModelError, Trained};
 use prl_orchestrator::{Due, Progress, State};
 use prl_store::{Checkpoints, Keep, Marks, RunDir};
 use prl_trainer::{Skip, TrainerError, TrainerState};
@@ -85,21 +86,21 @@ pub struct Plan {
     pub keep: Keep,
     /// Weights without the state needed to resume.
     pub weights_only: bool,
-    /// The folder of the model that the run began with, which the tokenizer is copied from.
-    pub companions: PathBuf,
+    /// What is put beside weights.
+    pub companions: Companions,
     /// Whether an adapter is put beside weights for use elsewhere.
     pub adapter: bool,
 }
 
 impl Plan {
     /// The plan of a `[ckpt]` section.
-    pub fn new(ckpt: &prl_config::TrainerCkpt, max_steps: Option<u64>, companions: &Path) -> Self {
+    pub fn new(ckpt: &prl_config::TrainerCkpt, max_steps: Option<u64>, companions: &Companions) -> Self {
         Plan {
             interval: ckpt.interval,
             max_steps,
             keep: Keep { last: ckpt.keep_last.map(|n| n as usize), interval: ckpt.keep_interval },
             weights_only: ckpt.weights_only,
-            companions: companions.to_path_buf(),
+            companions: companions.clone(),
             adapter: ckpt.weights.save_adapter_separately,
         }
     }
@@ -125,11 +126,11 @@ impl Plan {
         match model.frozen_checksum().map_err(|e| e.to_string())? {
             // What is frozen is in the model that the run began with.
             Some(frozen_crc32) => {
-                save_adapter(model, &dir, &self.companions)?;
+                save_adapter(model, &dir, &self.companions.model)?;
                 let base = serde_json::to_vec_pretty(&Base { frozen_crc32 }).map_err(|e| e.to_string())?;
                 checkpoint.write(BASE, &base).map_err(|e| e.to_string())?;
             }
-            None => save_hf(model, &dir, &self.companions)?,
+            None => self.companions.save(model, &dir)?,
         }
         trainer.write(&dir).map_err(|e| e.to_string())?;
         // The optimiser's file is there by now.
@@ -149,21 +150,21 @@ impl Plan {
     }
 }
 
-/// Writes a step's weights for use elsewhere, whole or not at all, and drops what is not to be `keep`t. `companions` is the
-/// folder of the model that the run began with; `adapter` puts the adapter beside.
+/// Writes a step's weights for use elsewhere, whole or not at all, and drops what is not to be `keep`t. `companions` are put
+/// beside; `adapter` puts the adapter beside as well.
 pub fn write_weights(
     folder: &Checkpoints,
     (step, model): (Step, &Trained),
-    (companions, adapter): (&Path, bool),
+    (companions, adapter): (&Companions, bool),
     keep: Keep,
 ) -> Result<(), String> {
     let weights = folder.begin(step).map_err(|e| e.to_string())?;
-    save_hf(model, weights.dir(), companions)?;
+    companions.save(model, weights.dir())?;
     share_weights(weights.dir()).map_err(|e| e.to_string())?;
     if adapter {
         let dir = weights.dir().join(ADAPTERS);
         std::fs::create_dir(&dir).map_err(|e| format!("cannot create `{}`: {e}", dir.display()))?;
-        save_adapter(model, &dir, companions)?;
+        save_adapter(model, &dir, &companions.model)?;
         share_weights(&dir).map_err(|e| e.to_string())?;
     }
     weights.commit().map_err(|e| e.to_string())?;
@@ -193,11 +194,6 @@ fn prune(folder: &Checkpoints, keep: Keep) {
     }
 }
 
-fn save_hf(model: &Trained, dir: &Path, companions: &Path) -> Result<(), String> {
-    let options = SaveOptions { companions: Some(companions.to_path_buf()), ..SaveOptions::default() };
-    model.save_hf(dir, &options).map_err(|e| e.to_string())
-}
-
 fn save_adapter(model: &Trained, dir: &Path, base: &Path) -> Result<(), String> {
     model.save_adapter(dir, &prl_model::name_of(base)).map_err(|e| e.to_string())
 }
@@ -205,6 +201,12 @@ fn save_adapter(model: &Trained, dir: &Path, base: &Path) -> Result<(), String> 
 /// Whether a checkpoint was written by `prl rl`.
 pub fn is_of_rl(checkpoint: &Path) -> bool {
     checkpoint.join(PROGRESS).exists()
+}
+
+/// The weights for use elsewhere of the step of a checkpoint: `weights/step_N` beside `checkpoints/step_N`.
+pub fn weights_beside(checkpoint: &Path, step: Step) -> PathBuf {
+    let root = checkpoint.parent().and_then(Path::parent).unwrap_or(checkpoint);
+    root.join(format!("weights/step_{step}"))
 }
 
 /// Gives weight files the permissions of the folder's other files: they are written aside under ones of their own.

@@ -75,11 +75,17 @@ pub struct Control {
 }
 
 impl Control {
+    /// Listens in the run directory `root`. Where it cannot, the run goes on without, and says so.
+    pub fn start(root: &Path, reach: Reach) -> Option<Self> {
+        let listening = Control::listen(root, reach);
+        listening.inspect_err(|error| tracing::warn!("`prl ctl` cannot reach this run: {error}")).ok()
+    }
+
     /// Listens in the run directory `root`, which is this process's own: what an earlier run left there goes.
     ///
     /// # Errors
     /// The folder takes no socket.
-    pub fn listen(root: &Path, reach: Reach) -> std::io::Result<Self> {
+    fn listen(root: &Path, reach: Reach) -> std::io::Result<Self> {
         let path = RunDir::control(root);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -148,6 +154,9 @@ impl Reach {
     }
 
     async fn swap(&self, file: &Path, env: Option<&str>) -> Result<Value, String> {
+        if self.algorithms.is_empty() && self.loss.is_none() {
+            return Err("this run uses no algorithm that could be swapped: only those of `prl rl` do".into());
+        }
         let path = file.to_path_buf();
         let about = tokio::task::spawn_blocking(move || prl_algorithm::inspect(&path)).await;
         let name = about.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?.name;

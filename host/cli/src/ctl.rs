@@ -59,12 +59,9 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
             let algorithms = status["algorithms"].as_object().into_iter().flatten();
             let algorithms: Vec<String> =
                 algorithms.map(|(env, name)| format!("{} on {env}", name.as_str().unwrap_or_default())).collect();
-            logging::print(&format!(
-                "step {}{of} | {} | process {}",
-                status["step"],
-                algorithms.join(", "),
-                status["pid"]
-            ))
+            let algorithms =
+                if algorithms.is_empty() { String::new() } else { format!(" | {}", algorithms.join(", ")) };
+            logging::print(&format!("step {}{of}{algorithms} | process {}", status["step"], status["pid"]))
         }
         Command::Stop(run) => {
             tell(run, &Ask::Stop)?;

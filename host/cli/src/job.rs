@@ -1,7 +1,9 @@
-//! What `prl sft` and `prl trainer` do around their steps: the run directory, saving, recording, and the end. Owns the order of
-//! these; must not know what a step trains on.
+//! What `prl sft` and `prl trainer` do around their steps: the run directory, saving, recording, `prl ctl`, and the end. Owns
+//! the order of these; must not know what a step trains on.
 
 use crate::checkpoint::{Plan, Saved};
+use crate::companions::Companions;
+use crate::control::{Control, Reach};
 use crate::divergence::Divergence;
 use crate::failure::Failure;
 use crate::logging::{self, Resumed};
@@ -15,7 +17,8 @@ use prl_trainer::{StepMetrics, TrainerError, TrainerState, Update};
 use prl_types::Step;
 use serde::Serialize;
 use std::fmt::Display;
-use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What of the configuration a job goes by.
 pub struct Settings<'a> {
@@ -36,18 +39,22 @@ pub struct Job<'a> {
     monitor: Monitor,
     bar: Option<Progress>,
     divergence: Divergence,
+    /// The newest step that was reported.
+    step: Arc<AtomicU64>,
+    control: Option<Control>,
     dir: RunDir,
 }
 
 impl<'a> Job<'a> {
-    /// Begins in `dir`. `companions` is the folder that saved weights get their tokenizer from.
+    /// Begins in `dir`, on a runtime. `companions` are put beside saved weights.
     pub fn new<C: Serialize>(
         dir: RunDir,
         logs: &Logs,
         loaded: &Loaded<C>,
         settings: Settings<'a>,
-        companions: &Path,
+        companions: &Companions,
         resumed: Option<&Resumed>,
+        stop: &Stop,
     ) -> Result<Self, Failure> {
         if let Some((step, _)) = resumed {
             logging::nothing_left(*step, settings.max_steps);
@@ -56,7 +63,17 @@ impl<'a> Job<'a> {
             let plan = Plan::new(ckpt, settings.max_steps, companions);
             Ok((plan.clone(), Saver::start(plan, &dir).map_err(Failure::run)?))
         });
+        let step = Arc::new(AtomicU64::new(resumed.map_or(0, |(step, _)| *step)));
+        let reach = Reach {
+            step: step.clone(),
+            max_steps: settings.max_steps,
+            algorithms: Vec::new(),
+            loss: None,
+            stop: stop.clone(),
+        };
         Ok(Job {
+            control: Control::start(dir.root(), reach),
+            step,
             saves: saves.transpose()?,
             monitor: logging::monitor(&dir, settings.wandb, loaded)?,
             bar: settings.max_steps.map(|total| Progress::start(logs, "Training", total)),
@@ -80,11 +97,17 @@ impl<'a> Job<'a> {
         step: Step,
         update: Update,
         line: impl Display,
-        metrics: StepMetrics,
+        mut metrics: StepMetrics,
     ) -> Result<(), Failure> {
         let noted = self.divergence.note(step, update, "optim.lr");
         noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;
-        tracing::info!(target: "prl_trainer", success = true, "{line}");
+        tracing::info!(target: "prl_trainer", success = update != Update::NotFinite, "{line}");
+        if let Some((_, saver)) = &self.saves {
+            let (failed, skipped) = saver.lost();
+            metrics.insert("ckpt/failed".into(), failed as f64);
+            metrics.insert("ckpt/skipped".into(), skipped as f64);
+        }
+        self.step.store(step, Ordering::Relaxed);
         self.log(step, metrics);
         Ok(())
     }
@@ -121,7 +144,11 @@ impl<'a> Job<'a> {
     /// Ends the run after `step`: `stopped` says whether a stop was asked for. The code is the process's.
     pub fn end(mut self, stopped: Result<bool, Failure>, step: Step, stop: &Stop) -> Result<u8, Failure> {
         self.bar = None;
-        let stopped = stopped.map(|stopped| (stopped, step));
+        self.control = None;
+        let stopped = match stopped {
+            Ok(false) => self.divergence.check().map(|()| (false, step)).map_err(Failure::run),
+            stopped => stopped.map(|stopped| (stopped, step)),
+        };
         let end = logging::End {
             dir: &self.dir,
             ckpt: self.settings.ckpt,

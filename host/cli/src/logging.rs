@@ -32,9 +32,14 @@ pub fn install(level: LogLevel, json: bool, file: LogFile) -> Result<Logs, Failu
     Logs::install(options).map_err(running("logs"))
 }
 
-/// `--dry-run`: writes the effective configuration and says where every value that is not a default comes from.
+/// `--dry-run`: writes the effective configuration, unless a run is there, which keeps its own, and says where every value that
+/// is not a default comes from.
 pub fn dry_run(output_dir: &Path, dumps: &[Dump], explained: &str) -> Result<u8, Failure> {
     let dir = output_dir.join("configs");
+    if RunDir::holds_run(output_dir) {
+        let here = output_dir.display();
+        return print(&format!("{explained}The configuration is valid. It is not written: `{here}` holds a run"));
+    }
     write_dumps(&dir, dumps)?;
     print(&format!("{explained}The configuration is valid. Its effective form is in {}", dir.display()))
 }
@@ -236,6 +241,24 @@ pub fn nothing_left(resumed: Step, max_steps: Option<u64>) {
     }
 }
 
+/// Says so where a run leaves nothing that could be used, or has no end.
+pub fn nothing_saved(ckpt: Option<&TrainerCkpt>, max_steps: Option<u64>) {
+    let endless =
+        if max_steps.is_none() { "`max_steps` is not set: the run goes on until it is stopped. " } else { "" };
+    let hint = match (ckpt, max_steps) {
+        (None, Some(_)) => {
+            "Nothing of this run is saved: --ckpt saves its last step, --ckpt.interval N every Nth as well"
+        }
+        (None, None) => "Nothing of it is saved: --ckpt.interval N saves every Nth step",
+        (Some(TrainerCkpt { interval: None, .. }), None) => {
+            "It has no last step to be saved, and `ckpt.interval` is not set: nothing is saved"
+        }
+        (Some(_), None) => "",
+        (Some(_), Some(_)) => return,
+    };
+    tracing::warn!(target: "prl_trainer", "{endless}{hint}");
+}
+
 /// How a run ended, for exit code and closing words.
 pub struct End<'a> {
     /// The run directory.
@@ -282,7 +305,8 @@ impl End<'_> {
             let again = self.how_to_go_on();
             tracing::warn!(role, "Stopped after step {step}. {again}");
         } else {
-            tracing::info!(role, success = true, "{} training finished after step {step}", self.what);
+            let unsaved = if self.ckpt.is_none() { "; nothing is saved, --ckpt would save the last step" } else { "" };
+            tracing::info!(role, success = true, "{} training finished after step {step}{unsaved}", self.what);
         }
         Ok(code)
     }

@@ -9,6 +9,7 @@ mod budget;
 mod caches;
 mod checkpoint;
 mod command;
+mod companions;
 mod compute;
 mod control;
 mod ctl;

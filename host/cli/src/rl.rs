@@ -9,6 +9,7 @@ use crate::assets;
 use crate::budget;
 use crate::checkpoint::{self, Plan};
 use crate::command::wants_help;
+use crate::companions::Companions;
 use crate::compute::Compute;
 use crate::control::{Control, Reach};
 use crate::environments;
@@ -71,7 +72,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
 /// Everything from outside, opened and checked before the run directory is touched.
 struct Parts {
     compute: Compute,
-    model_dir: PathBuf,
+    companions: Companions,
     decoder: Decoder,
     lora: Option<LoraPlan>,
     renderer: Arc<Renderer>,
@@ -109,14 +110,10 @@ impl Parts {
             budget::Load { gpu: compute.on_gpu(), moments, trained, ..budget::Load::default() }
         })?;
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
-        let tokenizer = match &orchestrator.tokenizer.name {
-            Some(name) if *name != config.trainer.model.name => {
-                assets::model_dir(loaded, "orchestrator.tokenizer.name", name)?
-            }
-            _ => model_dir.clone(),
-        };
+        let model = (config.trainer.model.name.as_str(), model_dir.as_path());
+        let companions = Companions::open(loaded, ("orchestrator.tokenizer", &orchestrator.tokenizer), model)?;
         let renderer = assets::renderer(
-            &tokenizer,
+            companions.tokenizer(),
             orchestrator.tokenizer.chat_template.clone(),
             &orchestrator.renderer,
             &decoder,
@@ -154,7 +151,7 @@ impl Parts {
         let train = pools(&sandbox, loaded, "train", train_hosts, (&renderer, context)).await?;
         let eval_hosts = orchestrator.eval.iter().flat_map(|e| e.env.iter().map(|e| e.host()));
         let eval = pools(&sandbox, loaded, "eval", eval_hosts, (&renderer, context)).await?;
-        Ok(Parts { compute, model_dir, decoder, lora, renderer, algorithms, servers, loss, train, eval })
+        Ok(Parts { compute, companions, decoder, lora, renderer, algorithms, servers, loss, train, eval })
     }
 }
 
@@ -332,7 +329,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     tracing::info!(
         target: "prl_orchestrator",
         "{} | algorithm {} | output {}",
-        parts.compute.says(&parts.model_dir, ready.trainer.learner().config()), parts.algorithms.names(),
+        parts.compute.says(&parts.companions.model, ready.trainer.learner().config()), parts.algorithms.names(),
         dir.root().display()
     );
     assets::tell_renderer(&parts.renderer, &config.orchestrator.renderer, "orchestrator.renderer");
@@ -341,6 +338,8 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         pools.iter().for_each(|pool| logging::env_server(split, pool));
     }
 
+    logging::nothing_saved(ckpt, config.trainer.max_steps);
+
     let monitor = logging::monitor(&dir, config.orchestrator.wandb.as_ref(), loaded)?;
     let bar = config.orchestrator.max_steps.map(|total| Progress::start(&logs, "Training", total));
     let recorder = Arc::new(Recorder::new(monitor, &dir, tapes, bar, version(ready.resumed.as_ref()).0));
@@ -348,9 +347,9 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     let decode: Decode = Arc::new(move |ids| decoded.decode(ids).unwrap_or_default());
     let begins = (version(ready.resumed.as_ref()), ready.trainer.learner());
     let (policy, handover) =
-        ready.sampler.policy(decode, &dir, &parts.model_dir, begins, config.orchestrator.max_async_level).await?;
+        ready.sampler.policy(decode, &dir, &parts.companions, begins, config.orchestrator.max_async_level).await?;
     let saves = ckpt.map(|ckpt| {
-        let plan = Plan::new(ckpt, config.trainer.max_steps, &parts.model_dir);
+        let plan = Plan::new(ckpt, config.trainer.max_steps, &parts.companions);
         let saver = Saver::start(plan.clone(), &dir).map_err(Failure::run)?;
         Ok(Saves { plan, saver, recorder: recorder.clone(), parts: Mutex::default() })
     });
@@ -362,9 +361,7 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
         loss,
         stop: stop.clone(),
     };
-    let control = Control::listen(dir.root(), control)
-        .inspect_err(|error| tracing::warn!(target: "prl_orchestrator", "`prl ctl` cannot reach this run: {error}"))
-        .ok();
+    let control = Control::start(dir.root(), control);
     let deps = Deps {
         policy,
         renderer: Arc::new(ModelRenderer::new(parts.renderer.clone(), &config.orchestrator.renderer)),
@@ -382,10 +379,15 @@ async fn train(loaded: &Loaded<RlConfig>, mut parts: Parts, place: Place, logs: 
     drop(control);
 
     ready.sampler.report();
-    let log = result.as_ref().map_or_else(culprit, |_| LogFile::Orchestrator.name().to_owned());
-    let stopped = match result {
-        Ok(outcome) => Ok((outcome.stopped, outcome.progress.step)),
-        Err(error) => Err(failure(&error)),
+    let (log, stopped) = match result {
+        Ok(outcome)
+            if !outcome.stopped
+                && let Err(reason) = trainer.check() =>
+        {
+            (LogFile::Trainer.name().to_owned(), Err(Failure::run(reason)))
+        }
+        Ok(outcome) => (LogFile::Orchestrator.name().to_owned(), Ok((outcome.stopped, outcome.progress.step))),
+        Err(error) => (culprit(&error), Err(failure(&error))),
     };
     let (unsaved, unrecorded) = (trainer.finish(), recorder.lost());
     let end = logging::End { dir: &dir, ckpt, unsaved, unrecorded, log, what: "RL" };

@@ -117,7 +117,7 @@ impl Saver {
 }
 
 fn given_up(step: Step, newer: Step) {
-    tracing::error!(
+    tracing::warn!(
         target: "prl_trainer",
         "checkpoint of step {step} is not written: that of step {newer} is due, and the one before both is still being \
          written; raise `ckpt.interval`, or use a faster disk"

@@ -8,6 +8,7 @@ use crate::bench::{self, Measured, Output};
 use crate::budget::{self, Load};
 use crate::checkpoint;
 use crate::command::wants_help;
+use crate::companions::Companions;
 use crate::compute::Compute;
 use crate::failure::{Failure, input, run as running};
 use crate::job::{Job, Settings};
@@ -21,9 +22,9 @@ use prl_model::{Bits, Decoder, LoraPlan, ModelConfig};
 use prl_monitor::{Logs, SftLine, ValidationLine};
 use prl_render::Renderer;
 use prl_store::Marks;
-use prl_trainer::{Mixture, SftParts, SftTrainer, StepMetrics, TrainerError};
+use prl_trainer::{Mixture, SftParts, SftTrainer, StepMetrics, TrainerError, ValidationPasses};
 use prl_types::Step;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
@@ -46,6 +47,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(running("runtime"))?;
     let parts = Parts::load(&loaded, &runtime)?;
     let Some(place) = place else { return measure(&loaded, parts, output.as_ref()) };
+    let _on_it = runtime.enter();
     let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
     train(&loaded, parts, &place, &logs, &stop)
 }
@@ -53,7 +55,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
 /// Everything from outside, opened and checked before the run directory is touched.
 struct Parts {
     compute: Compute,
-    model_dir: PathBuf,
+    companions: Companions,
     decoder: Decoder,
     lora: Option<LoraPlan>,
     renderer: Option<Arc<Renderer>>,
@@ -72,6 +74,8 @@ impl Parts {
         budget::check_training(&model_dir, |shape| load(config, compute.on_gpu(), (lora.as_ref(), shape)))?;
         let random = config.model.debug.random_init.then_some(config.seed);
         let decoder = assets::decoder(&model_dir, random, compute.home())?;
+        let tokenizer = ("tokenizer", &config.tokenizer);
+        let companions = Companions::open(loaded, tokenizer, (config.model.name.as_str(), &model_dir))?;
         let texts = Texts::new(loaded, &model_dir, &decoder);
         let data = Data::open(&texts, "data", &config.data, runtime)?;
         let val = match &config.val {
@@ -79,7 +83,7 @@ impl Parts {
             None => None,
         };
         let renderer = texts.into_renderer();
-        Ok(Parts { compute, model_dir, decoder, lora, renderer, data, val })
+        Ok(Parts { compute, companions, decoder, lora, renderer, data, val })
     }
 }
 
@@ -102,7 +106,10 @@ fn trainer(
     data: Data,
     resume: Option<&Path>,
 ) -> Result<SftTrainer, Failure> {
+    let validated = config.val.as_ref().map_or(&config.data, |val| &val.data);
+    let validation = ValidationPasses { seq_len: validated.seq_len(), rows: validated.micro_batch_size() };
     let tokens = config.data.seq_len() * config.data.micro_batch_size();
+    let tokens = tokens.max(validation.seq_len * validation.rows);
     let train = (&config.model, config.matmul_precision, tokens);
     let learner = lora::learner(compute, (decoder, lora, config.seed), train, resume)?;
     let parts = SftParts {
@@ -112,6 +119,7 @@ fn trainer(
         seq_len: config.data.seq_len(),
         batch_size: config.data.batch_size(),
         micro_batch_size: config.data.micro_batch_size(),
+        validation,
         peak_flops: assets::peak_flops(compute.device),
     };
     SftTrainer::new(learner, parts, data.into_documents(&config.data)?).map_err(Failure::input)
@@ -122,7 +130,7 @@ fn measure(loaded: &Loaded<SftConfig>, mut parts: Parts, output: Option<&Output>
     let Some(steps) = config.max_steps else { return Err(Failure::input("`bench` needs `max_steps`")) };
     let mut trainer = trainer(config, (parts.decoder, parts.lora), &mut parts.compute, parts.data, None)?;
     let total_memory = machine::total_memory_gib(parts.compute.device);
-    tracing::info!(target: "prl_trainer", "{}", parts.compute.says(&parts.model_dir, trainer.learner().config()));
+    tracing::info!(target: "prl_trainer", "{}", parts.compute.says(&parts.companions.model, trainer.learner().config()));
     bench::run((output, loaded, &parts.compute), steps, || {
         let outcome = trainer.train_step().map_err(Failure::run)?;
         let Some(outcome) = outcome else { return Err(Failure::input("`data` ends before the measurement")) };
@@ -138,9 +146,9 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
     let decoder = match &resume {
         Some((step, path)) if checkpoint::is_of_rl(path) => {
             return Err(Failure::input(format_args!(
-                "`ckpt.resume_step`: the checkpoint of step {step} is of `prl rl`; start a run of its own from its weights, \
-                 with `model.name` = `{}`",
-                path.join(checkpoint::TRAINER).display()
+                "`ckpt.resume_step`: the checkpoint of step {step} is of `prl rl`; start a run of its own from the weights of \
+                 that step, with `model.name` = `{}`",
+                checkpoint::weights_beside(path, *step).display()
             )));
         }
         Some((_, path)) => checkpoint::decoder(path, parts.decoder, parts.lora.is_some(), parts.compute.home())?,
@@ -159,19 +167,22 @@ fn train(loaded: &Loaded<SftConfig>, mut parts: Parts, place: &Place, logs: &Log
     tracing::info!(
         target: "prl_trainer",
         "{} | output {}",
-        parts.compute.says(&parts.model_dir, trainer.learner().config()), dir.root().display()
+        parts.compute.says(&parts.companions.model, trainer.learner().config()), dir.root().display()
     );
+    logging::nothing_saved(config.ckpt.as_ref(), config.max_steps);
     if let Some(renderer) = &parts.renderer {
         assets::tell_renderer(renderer, &config.renderer, "renderer");
     }
     let settings =
         Settings { ckpt: config.ckpt.as_ref(), max_steps: config.max_steps, wandb: config.wandb.as_ref(), what: "SFT" };
+    // A stop may have come between the checkpoint and the validation of its step.
+    let validated = resume.as_ref().map(|(step, _)| *step).filter(|step| dir.validated(*step));
     let mut run = Run {
-        job: Job::new(dir, logs, loaded, settings, &parts.model_dir, resume.as_ref())?,
+        job: Job::new(dir, logs, loaded, settings, &parts.companions, resume.as_ref(), stop)?,
         val: parts.val.map(|data| Validation {
             data,
             interval: config.val.as_ref().map_or(1, |v| v.interval),
-            done: resume.as_ref().map(|(step, _)| *step),
+            done: validated,
         }),
         total_memory_gib: machine::total_memory_gib(parts.compute.device),
     };
@@ -201,8 +212,10 @@ struct Run<'a> {
 impl Run<'_> {
     /// Trains to the last step, the end of the data or a stop; true for a stop.
     fn steps(&mut self, trainer: &mut SftTrainer, eval_on_start: bool, stop: &Stop) -> Result<bool, Failure> {
-        if eval_on_start && trainer.progress().step == 0 {
-            self.validate(trainer, 0)?;
+        let begins = trainer.progress().step;
+        let due = if begins == 0 { eval_on_start } else { self.is_validated(begins) };
+        if due && self.validate(trainer, begins)? {
+            return Ok(true);
         }
         let mut epoch = trainer.epoch();
         while self.job.goes_on(trainer.progress().step) {
@@ -229,31 +242,40 @@ impl Run<'_> {
                 tracing::info!(target: "prl_trainer", "Epoch {ended} has ended with step {step}{}", shares(&metrics));
             }
             epoch = trainer.epoch();
-            if self.val.as_ref().is_some_and(|val| step.is_multiple_of(val.interval)) {
-                self.validate(trainer, step)?;
-            }
+            // Before the validation, which may be long or stopped.
             if self.job.is_due(step) {
                 self.job.save(step, trainer.learner().weights(), trainer.state());
             }
             self.job.advance(step);
+            if self.is_validated(step) && self.validate(trainer, step)? {
+                return Ok(true);
+            }
         }
-        self.validate(trainer, trainer.progress().step)?;
-        Ok(false)
+        self.validate(trainer, trainer.progress().step)
     }
 
-    fn validate(&mut self, trainer: &mut SftTrainer, step: Step) -> Result<(), Failure> {
-        let Some(val) = self.val.as_mut().filter(|val| val.done != Some(step)) else { return Ok(()) };
-        let metrics = trainer.validate(&mut val.data).map_err(Failure::run)?;
+    /// Whether a validation follows a step, be it the last or not.
+    fn is_validated(&self, step: Step) -> bool {
+        self.val.as_ref().is_some_and(|val| step.is_multiple_of(val.interval))
+    }
+
+    /// Validates after `step`, unless that is done; true for a stop.
+    fn validate(&mut self, trainer: &mut SftTrainer, step: Step) -> Result<bool, Failure> {
+        let Some(val) = self.val.as_mut().filter(|val| val.done != Some(step)) else { return Ok(false) };
+        let metrics = match trainer.validate(&mut val.data) {
+            Err(TrainerError::Stopped) => return Ok(true),
+            metrics => metrics.map_err(Failure::run)?,
+        };
         val.done = Some(step);
-        if let Some(left_out) = metrics.get("val/nan_count").filter(|n| **n > 0.0) {
+        let left_out = metrics.get("val/nan_count").copied().unwrap_or_default();
+        if left_out > 0.0 {
             let what = "documents of the validation have a loss that is not finite; `val/loss` goes without them";
             tracing::warn!(target: "prl_trainer", "step {step}: {left_out} {what}");
         }
-        if let Some(loss) = metrics.get("val/loss") {
-            tracing::info!(target: "prl_trainer", success = true, "{}", ValidationLine { step, loss: *loss });
-        }
+        let line = ValidationLine { step, loss: metrics.get("val/loss").copied().unwrap_or(f64::NAN) };
+        tracing::info!(target: "prl_trainer", success = line.loss.is_finite(), "{line}");
         self.job.log(step, metrics);
-        Ok(())
+        Ok(false)
     }
 }
 
@@ -272,8 +294,8 @@ fn line(step: Step, metrics: &StepMetrics, total_memory_gib: f64) -> SftLine {
     SftLine {
         step,
         seconds: value("time/step"),
-        loss: value("loss/mean"),
-        grad_norm: value("optim/grad_norm"),
+        loss: metrics.get("loss/mean").copied().unwrap_or(f64::NAN),
+        grad_norm: metrics.get("optim/grad_norm").copied().unwrap_or(f64::NAN),
         lr: value("optim/lr"),
         throughput: value("perf/throughput"),
         mfu: metrics.get("perf/mfu").copied(),

@@ -6,6 +6,7 @@ use crate::bench::{self, Measured, Output};
 use crate::budget::{self, Load};
 use crate::checkpoint;
 use crate::command::wants_help;
+use crate::companions::Companions;
 use crate::compute::Compute;
 use crate::failure::{Failure, input, run as running};
 use crate::job::{Job, Settings};
@@ -44,6 +45,7 @@ pub fn run(words: &[String]) -> Result<u8, Failure> {
         Some(place) => {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
             let runtime = runtime.map_err(running("runtime"))?;
+            let _on_it = runtime.enter();
             let stop = runtime.block_on(async { signals::listen() }).map_err(running("signal handlers"))?;
             train(&loaded, parts, &place, &logs, &stop)
         }
@@ -181,7 +183,8 @@ fn train(
         wandb: config.wandb.as_ref(),
         what: "Fake-data",
     };
-    let mut job = Job::new(dir, logs, loaded, settings, &parts.model_dir, resume.as_ref())?;
+    let companions = Companions::of_model(&parts.model_dir);
+    let mut job = Job::new(dir, logs, loaded, settings, &companions, resume.as_ref(), stop)?;
     let asked = stop.receiver.clone();
     feed.trainer.stop_when(move || *asked.borrow());
     let stopped = steps(&mut job, &mut feed, stop);

@@ -33,6 +33,11 @@ fn scientific(value: f64) -> String {
     }
 }
 
+/// Four decimals; `nan` and `inf` as Python writes them.
+fn decimals(value: f64) -> String {
+    format!("{value:.4}").to_lowercase()
+}
+
 /// Model FLOPs utilisation in percent; on a device whose peak is not known it is not made up.
 fn mfu(percent: Option<f64>) -> String {
     percent.map_or_else(|| "n/a".into(), |p| format!("{p:.1}%"))
@@ -45,13 +50,13 @@ pub struct TrainerLine {
     pub step: u64,
     /// Its wall-clock seconds.
     pub seconds: f64,
-    /// Mean loss.
+    /// Mean loss; NaN where there is none.
     pub loss: f64,
     /// Mean entropy, nats.
     pub entropy: f64,
     /// Mean KL between trainer and sampler.
     pub mismatch_kl: f64,
-    /// Gradient norm before clipping.
+    /// Gradient norm before clipping; NaN where there is none.
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
@@ -71,14 +76,14 @@ impl Display for TrainerLine {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "Step {} | {:>7} | Loss {:.4} | Entropy {:.4} | Mismatch KL {:.4} | Grad. Norm {:.4} | LR {} | \
+            "Step {} | {:>7} | Loss {} | Entropy {:.4} | Mismatch KL {:.4} | Grad. Norm {} | LR {} | \
              Throughput {:.0} tokens/s | MFU {} | Peak Mem. {:.1} GiB",
             self.step,
             duration(self.seconds),
-            self.loss,
+            decimals(self.loss),
             self.entropy,
             self.mismatch_kl,
-            self.grad_norm,
+            decimals(self.grad_norm),
             scientific(self.lr),
             self.throughput,
             mfu(self.mfu),
@@ -101,9 +106,9 @@ pub struct SftLine {
     pub step: u64,
     /// Its wall-clock seconds.
     pub seconds: f64,
-    /// Mean loss.
+    /// Mean loss; NaN where there is none.
     pub loss: f64,
-    /// Gradient norm before clipping.
+    /// Gradient norm before clipping; NaN where there is none.
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
@@ -121,12 +126,12 @@ impl Display for SftLine {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "Step {} | {:>7} | Loss {:.4} | Grad. Norm {:.4} | LR {} | Throughput {:.0} tokens/s | MFU {} | \
+            "Step {} | {:>7} | Loss {} | Grad. Norm {} | LR {} | Throughput {:.0} tokens/s | MFU {} | \
              Peak Mem. {:.1}/{:.1} GiB ({:.1}%)",
             self.step,
             duration(self.seconds),
-            self.loss,
-            self.grad_norm,
+            decimals(self.loss),
+            decimals(self.grad_norm),
             scientific(self.lr),
             self.throughput,
             mfu(self.mfu),
@@ -142,13 +147,13 @@ impl Display for SftLine {
 pub struct ValidationLine {
     /// The step after which it ran.
     pub step: u64,
-    /// Mean loss.
+    /// Mean loss; NaN where there is none.
     pub loss: f64,
 }
 
 impl Display for ValidationLine {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "Validation | Step {} | Loss {:.4}", self.step, self.loss)
+        write!(f, "Validation | Step {} | Loss {}", self.step, decimals(self.loss))
     }
 }
 

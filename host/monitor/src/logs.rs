@@ -15,6 +15,9 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing_subscriber::layer::SubscriberExt;
 
+/// Lines at most that wait for a log folder.
+const EARLY: usize = 10_000;
+
 /// Open files at most; the oldest is closed and opened again when needed.
 const OPEN_FILES: usize = 64;
 
@@ -158,6 +161,8 @@ struct Shared {
 struct Out {
     console: Box<dyn Write + Send>,
     dir: Option<PathBuf>,
+    /// Lines from before there was a folder, each with its file.
+    early: Vec<(String, String)>,
     files: BTreeMap<String, (u64, File)>,
     uses: u64,
     warned: bool,
@@ -181,7 +186,14 @@ impl Logs {
         if let Some(dir) = &options.dir {
             fs::create_dir_all(dir).at("create", dir)?;
         }
-        let out = Out { console: options.console, dir: options.dir, files: BTreeMap::new(), uses: 0, warned: false };
+        let out = Out {
+            console: options.console,
+            dir: options.dir,
+            early: Vec::new(),
+            files: BTreeMap::new(),
+            uses: 0,
+            warned: false,
+        };
         Ok(Logs {
             shared: Arc::new(Shared {
                 level: options.level,
@@ -210,7 +222,8 @@ impl Logs {
         LogLayer::new(self.clone())
     }
 
-    /// From now on also writes files, below `dir`. For a process that logs before it knows its run directory.
+    /// From now on also writes files, below `dir`, beginning with the lines of before. For a process that logs before it
+    /// knows its run directory.
     ///
     /// # Errors
     /// The folder cannot be created.
@@ -219,6 +232,9 @@ impl Logs {
         let mut out = self.out();
         out.dir = Some(dir.to_path_buf());
         out.files.clear();
+        for (file, line) in std::mem::take(&mut out.early) {
+            out.append(&file, &line);
+        }
         Ok(())
     }
 
@@ -307,7 +323,12 @@ impl std::fmt::Debug for Logs {
 
 impl Out {
     fn append(&mut self, name: &str, line: &str) {
-        let Some(dir) = self.dir.clone() else { return };
+        let Some(dir) = self.dir.clone() else {
+            if self.early.len() < EARLY {
+                self.early.push((name.to_owned(), line.to_owned()));
+            }
+            return;
+        };
         let result = self.file(&dir, name).and_then(|(path, file)| file.write_all(line.as_bytes()).at("write", &path));
         if let Err(e) = result
             && !std::mem::replace(&mut self.warned, true)

@@ -64,6 +64,9 @@ fn sft_and_validation_lines() {
          Peak Mem. 2.0/8.0 GiB (25.0%)"
     );
     assert_eq!(ValidationLine { step: 50, loss: 0.88 }.to_string(), "Validation | Step 50 | Loss 0.8800");
+    assert_eq!(ValidationLine { step: 50, loss: f64::NAN }.to_string(), "Validation | Step 50 | Loss nan");
+    let none = SftLine { step: 1, loss: f64::NAN, grad_norm: f64::INFINITY, ..Default::default() };
+    assert!(none.to_string().contains("| Loss nan | Grad. Norm inf |"), "{none}");
 }
 
 #[test]

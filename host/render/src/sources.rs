@@ -32,15 +32,7 @@ pub(crate) fn templates(
     option: Option<&str>,
 ) -> Result<Templates, RenderError> {
     if let Some(value) = option {
-        let path = Path::new(value);
-        let source = if !value.contains('\n') && path.is_file() {
-            Source { text: read(path)?, origin: path.display().to_string() }
-        } else if value.contains("{{") || value.contains("{%") {
-            Source { text: value.to_string(), origin: "the chat_template option".into() }
-        } else {
-            return Err(RenderError::TemplateOption { value: value.to_string() });
-        };
-        return Ok(Templates { default: source, tool_use: None });
+        return Ok(Templates { default: given(value)?, tool_use: None });
     }
     let file = dir.join("chat_template.jinja");
     if file.is_file() {
@@ -71,6 +63,25 @@ pub(crate) fn templates(
         Some(_) => {
             Err(RenderError::Json { path: path.clone(), reason: "`chat_template` is neither text nor a list".into() })
         }
+    }
+}
+
+/// The text of a template that is given in place of a model's: of a file, or the template itself.
+///
+/// # Errors
+/// It is neither, or the file cannot be read.
+pub fn chat_template(value: &str) -> Result<String, RenderError> {
+    given(value).map(|source| source.text)
+}
+
+fn given(value: &str) -> Result<Source, RenderError> {
+    let path = Path::new(value);
+    if !value.contains('\n') && path.is_file() {
+        Ok(Source { text: read(path)?, origin: path.display().to_string() })
+    } else if value.contains("{{") || value.contains("{%") {
+        Ok(Source { text: value.to_string(), origin: "the chat_template option".into() })
+    } else {
+        Err(RenderError::TemplateOption { value: value.to_string() })
     }
 }
 

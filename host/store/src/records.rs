@@ -87,12 +87,21 @@ impl Marks {
 
 /// The evaluation environments whose evaluation of `step` is in `metrics.jsonl`.
 pub(crate) fn evaluated(metrics: &Path, step: Step) -> BTreeSet<String> {
-    let Ok(file) = File::open(metrics) else { return BTreeSet::new() };
-    let rows = BufReader::new(file).lines().map_while(Result::ok);
-    let rows = rows.filter_map(|line| serde_json::from_str::<serde_json::Map<String, Value>>(&line).ok());
-    let of_step = rows.filter(|row| row.get("step").and_then(Value::as_u64) == Some(step));
     let name = |key: &String| Some(key.strip_prefix("eval/")?.strip_suffix("/policy_version")?.to_owned());
-    of_step.flat_map(|row| row.keys().filter_map(name).collect::<Vec<_>>()).collect()
+    rows_of(metrics, step).flat_map(|row| row.keys().filter_map(name).collect::<Vec<_>>()).collect()
+}
+
+/// Whether a validation after `step` is in a file of metrics.
+pub(crate) fn validated(metrics: &Path, step: Step) -> bool {
+    rows_of(metrics, step).any(|row| row.keys().any(|key| key.starts_with("val/")))
+}
+
+/// The lines of `step` in a file of metrics; none where it cannot be read.
+fn rows_of(metrics: &Path, step: Step) -> impl Iterator<Item = serde_json::Map<String, Value>> + use<> {
+    let file = File::open(metrics).into_iter();
+    let rows = file.flat_map(|file| BufReader::new(file).lines().map_while(Result::ok));
+    let rows = rows.filter_map(|line| serde_json::from_str::<serde_json::Map<String, Value>>(&line).ok());
+    rows.filter(move |row| row.get("step").and_then(Value::as_u64) == Some(step))
 }
 
 /// Leaves in the evaluation's files of `step` only rollouts of the environments `done`; the files as they were go to `aside`.

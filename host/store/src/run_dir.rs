@@ -80,6 +80,11 @@ impl RunDir {
         }
     }
 
+    /// Whether a run left anything in a folder. The configuration that a dry run writes is nothing.
+    pub fn holds_run(output_dir: &Path) -> bool {
+        TRACES.into_iter().any(|name| holds(&output_dir.join(name)))
+    }
+
     /// Takes a directory into use, and creates it if need be. No other process can use it until this value is dropped
     /// or the process ends.
     ///
@@ -170,6 +175,11 @@ impl RunDir {
     /// The evaluation environments whose evaluation with the version of `step` is on record.
     pub fn evaluated(&self, step: Step) -> BTreeSet<String> {
         records::evaluated(&self.metrics(), step)
+    }
+
+    /// Whether the validation after `step` is on record.
+    pub fn validated(&self, step: Step) -> bool {
+        records::validated(&self.metrics(), step)
     }
 
     /// Prepares the directory for a run that continues after `step`: everything of later steps goes to `orphaned/` but what

@@ -182,7 +182,13 @@ impl Checkpoints {
     }
 
     fn missing(&self, step: Step) -> StoreError {
-        StoreError::BadCheckpoint { path: self.path(step), what: "there is no such folder".into() }
+        let steps: Vec<String> = self.steps().unwrap_or_default().iter().map(Step::to_string).collect();
+        let there = match steps.as_slice() {
+            [] => "there is none of another step either".to_owned(),
+            [one] => format!("there is one of step {one}"),
+            more => format!("there are those of steps {}", more.join(", ")),
+        };
+        StoreError::BadCheckpoint { path: self.path(step), what: format!("there is no such folder; {there}") }
     }
 
     /// Removes complete steps that `keep` does not ask for, and leftovers of interrupted writes and removals. A folder

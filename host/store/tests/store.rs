@@ -74,15 +74,18 @@ fn a_check_touches_nothing() {
     let out = dir.path().join("out");
     RunDir::check(&out, &FRESH, None).unwrap();
     assert!(matches!(RunDir::check(&out, &RESUME, Some(-1)), Err(StoreError::NoCheckpoint { .. })));
-    assert!(matches!(RunDir::check(&out, &RESUME, Some(2)), Err(StoreError::BadCheckpoint { .. })));
-    assert!(!out.exists());
+    let missing = |step| RunDir::check(&out, &RESUME, Some(step)).unwrap_err().to_string();
+    assert!(missing(2).ends_with("no such folder; there is none of another step either"), "{}", missing(2));
+    assert!(!out.exists() && !RunDir::holds_run(&out));
     save(&RunDir::create(&out, &FRESH).unwrap(), 2);
     let before = names(&out);
     RunDir::check(&out, &CLEAN, None).unwrap();
     RunDir::check(&out, &RESUME, Some(2)).unwrap();
     RunDir::check(&out, &RESUME, Some(-1)).unwrap();
-    assert!(matches!(RunDir::check(&out, &RESUME, Some(3)), Err(StoreError::BadCheckpoint { .. })));
-    assert_eq!(names(&out), before);
+    assert!(missing(3).ends_with("there is one of step 2"), "{}", missing(3));
+    fs::create_dir(out.join("checkpoints/step_11")).unwrap();
+    assert!(missing(3).ends_with("there are those of steps 2, 11"), "{}", missing(3));
+    assert!(names(&out) == before && RunDir::holds_run(&out));
 }
 
 #[test]
@@ -246,6 +249,10 @@ fn records_that_belong_to_a_checkpoint_stay() {
     fs::write(run.metrics(), "{\"step\":4,\"eval/a/policy_version\":4}\n{\"step\":5}\n").unwrap();
     assert_eq!(run.evaluated(4).into_iter().collect::<Vec<_>>(), ["a"]);
     assert!(run.evaluated(5).is_empty());
+    fs::write(run.metrics(), "{\"step\":4,\"val/loss\":1.5}\n{\"step\":5,\"loss/mean\":1.0}\n{\"step\":6,\"val")
+        .unwrap();
+    assert!(run.validated(4) && !run.validated(5) && !run.validated(6));
+    fs::write(run.metrics(), "{\"step\":4,\"eval/a/policy_version\":4}\n{\"step\":5}\n").unwrap();
 
     let marks: Marks = serde_json::from_str(&serde_json::to_string(&marks).unwrap()).unwrap();
     let kept = |step, split, subset| {

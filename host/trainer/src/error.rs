@@ -99,8 +99,8 @@ pub enum TrainerError {
         /// The row length.
         seq_len: usize,
     },
-    /// The step was given up because a stop was asked for.
-    #[error("stopped before the step was done")]
+    /// The step, or the validation, was given up because a stop was asked for.
+    #[error("stopped before it was done")]
     Stopped,
     /// The state of another optimiser than the run's.
     #[error(

@@ -35,7 +35,7 @@ pub use pack::pack;
 pub use peak::peak_flops;
 pub use progress::{Progress, Share, Skip};
 pub use schedule::Schedule;
-pub use sft::{SftParts, SftTrainer};
+pub use sft::{SftParts, SftTrainer, ValidationPasses};
 pub use spool::{Spool, SpoolWriter};
 pub use state::TrainerState;
 pub use trainer::{StepOutcome, Trainer, TrainerParts, Update};

@@ -12,7 +12,6 @@ use crate::{
 use prl_config::{Optim, Scheduler};
 use prl_model::{Learner, Packed};
 use std::path::Path;
-use std::slice;
 
 /// The settings of an [`SftTrainer`].
 #[derive(Clone, Debug, PartialEq)]
@@ -29,8 +28,19 @@ pub struct SftParts {
     pub batch_size: usize,
     /// Rows of one forward pass.
     pub micro_batch_size: usize,
+    /// The same for validations.
+    pub validation: ValidationPasses,
     /// The device's peak, floating-point operations per second, when known; gives `perf/mfu`.
     pub peak_flops: Option<f64>,
+}
+
+/// How validations compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValidationPasses {
+    /// Tokens of one packed row: longer documents are cut.
+    pub seq_len: usize,
+    /// Rows of one forward pass.
+    pub rows: usize,
 }
 
 /// The model being fine-tuned, with its data and its optimiser.
@@ -58,6 +68,9 @@ impl SftTrainer {
         if parts.batch_size == 0 || !parts.batch_size.is_multiple_of(parts.micro_batch_size) {
             let reason = format!("= {} must divide `batch_size` = {}", parts.micro_batch_size, parts.batch_size);
             return setting("data.micro_batch_size", reason);
+        }
+        if parts.validation.seq_len < 2 {
+            return setting("val.data.seq_len", format!("= {} leaves no token to predict", parts.validation.seq_len));
         }
         let (optimizer, schedule) = optim::build(&parts.optim, &parts.scheduler, parts.max_steps)?;
         let (packer, progress) = (Packer::default(), Progress::default());
@@ -206,23 +219,34 @@ impl SftTrainer {
         }
     }
 
-    /// `val/loss`: the mean of −log p over all target tokens of a source that ends, in one pass. Documents whose loss is not
-    /// finite are left out and counted in `val/nan_count`. Changes nothing. No metric when there is no target.
+    /// `val/loss`: the mean of −log p over all target tokens of a source that ends. Documents whose loss is not finite are
+    /// left out and counted in `val/nan_count`; those without a target in `val/skipped_documents`. Changes nothing. No metric
+    /// where there is no target.
     ///
     /// # Errors
-    /// A document whose lists differ in length, a failing source or device.
+    /// A document whose lists differ in length, a failing source or device; [`TrainerError::Stopped`] between two passes.
     pub fn validate(&mut self, source: &mut dyn Documents) -> Result<StepMetrics, TrainerError> {
         let mut packer = Packer::default();
+        let ValidationPasses { seq_len, rows } = self.parts.validation;
         let (mut nll, mut targets, mut left_out) = (0.0, 0usize, 0usize);
         self.learner.begin(None);
-        while let Some(row) = packer.row(source, self.parts.seq_len)? {
-            for (documents, loss) in self.losses(row)? {
+        loop {
+            let mut pass = Vec::new();
+            while pass.len() < rows.max(1)
+                && let Some(row) = packer.row(source, seq_len)?
+            {
+                pass.push(row);
+            }
+            if pass.is_empty() {
+                break;
+            }
+            for (part, loss) in self.losses(pass)? {
                 match loss.is_finite() {
                     true => {
                         nll += loss;
-                        targets += documents.iter().map(|d| d.document.targets()).sum::<usize>();
+                        targets += part.iter().flatten().map(|d| d.document.targets()).sum::<usize>();
                     }
-                    false => left_out += documents.len(),
+                    false => left_out += part.iter().map(Vec::len).sum::<usize>(),
                 }
             }
         }
@@ -232,26 +256,29 @@ impl SftTrainer {
         }
         if targets > 0 || left_out > 0 {
             put(&mut metrics, "val/nan_count", left_out as f64);
+            put(&mut metrics, "val/skipped_documents", packer.skipped as f64);
         }
         Ok(metrics)
     }
 
-    /// Σ −log p over the targets of a row; where that is not finite, of each of its documents alone.
-    fn losses(&mut self, row: Row) -> Result<Vec<(Row, f64)>, TrainerError> {
-        let loss = micro_step(&mut self.learner, slice::from_ref(&row), None)?;
+    /// Σ −log p over the targets of a pass; where that is not finite, of each of its documents alone.
+    fn losses(&mut self, pass: Vec<Row>) -> Result<Vec<(Vec<Row>, f64)>, TrainerError> {
+        self.asked()?;
+        let loss = micro_step(&mut self.learner, &pass, None)?;
         if loss.is_finite() {
-            return Ok(vec![(row, loss)]);
+            return Ok(vec![(pass, loss)]);
         }
-        let mut alone = Vec::with_capacity(row.len());
-        for drawn in row {
-            let one = vec![drawn];
-            let loss = micro_step(&mut self.learner, slice::from_ref(&one), None)?;
+        let mut alone = Vec::new();
+        for drawn in pass.into_iter().flatten() {
+            self.asked()?;
+            let one = vec![vec![drawn]];
+            let loss = micro_step(&mut self.learner, &one, None)?;
             alone.push((one, loss));
         }
         Ok(alone)
     }
 
-    /// Lets a step be given up between two passes: [`TrainerError::Stopped`]. Training cannot go on after that.
+    /// Lets a step or a validation be given up between two passes: [`TrainerError::Stopped`]. Training cannot go on after that.
     pub fn stop_when(&mut self, asked: impl Fn() -> bool + Send + 'static) {
         self.stop = Some(Box::new(asked));
     }

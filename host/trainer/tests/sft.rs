@@ -8,6 +8,7 @@ use common::{CONFIG, VOCAB, adamw, bits, constant, learner, with_weights};
 use prl_model::{Decoder, Device, Learner, ModelConfig, Packed};
 use prl_trainer::{
     Document, Documents, Generated, Mixture, SftParts, SftTrainer, Skip, TrainerError, Turns, Until, Update,
+    ValidationPasses,
 };
 use std::path::Path;
 use stored::{part, stored};
@@ -20,6 +21,7 @@ fn parts() -> SftParts {
         seq_len: 24,
         batch_size: 4,
         micro_batch_size: 2,
+        validation: ValidationPasses { seq_len: 24, rows: 1 },
         peak_flops: None,
     }
 }
@@ -167,23 +169,39 @@ fn validation_says_what_training_says() {
 }
 
 #[test]
-fn a_document_that_is_not_finite_costs_validation_itself_alone() {
-    let mut trainer =
-        SftTrainer::new(poisoned(), SftParts { seq_len: 24, ..parts() }, Box::new(stored(&[], None, None)));
-    let trainer = trainer.as_mut().unwrap();
-    let mut validate = |rows: &[(u32, bool)]| {
+fn validation_has_rows_and_passes_of_its_own() {
+    let all = documents(20);
+    let want = mean_nll(&all);
+    let longest = all.iter().map(|d| d.ids.len()).max().unwrap();
+    for (seq_len, rows) in [(longest, 1), (24, 3), (100, 100)] {
+        // Training would cut every document.
+        let parts = SftParts { seq_len: 5, validation: ValidationPasses { seq_len, rows }, ..parts() };
+        let metrics = trainer(parts, stored(&all, None, None)).validate(&mut stored(&all, None, Some(1))).unwrap();
+        assert!((metrics["val/loss"] - want).abs() < 1e-6, "{seq_len} {rows}");
+        assert_eq!((metrics["val/nan_count"], metrics["val/skipped_documents"]), (0.0, 0.0));
+    }
+    let short = SftParts { validation: ValidationPasses { seq_len: 5, rows: 2 }, ..parts() };
+    let metrics = trainer(short, stored(&all, None, None)).validate(&mut stored(&all, None, Some(1))).unwrap();
+    assert!((metrics["val/loss"] - want).abs() > 1e-3);
+    let none = SftParts { validation: ValidationPasses { seq_len: 1, rows: 2 }, ..parts() };
+    let error = SftTrainer::new(learner(1), none, Box::new(stored(&all, None, None))).err().unwrap();
+    assert_eq!(error.to_string(), "`val.data.seq_len` = 1 leaves no token to predict");
+}
+
+#[test]
+fn documents_that_are_not_finite_are_left_out_of_a_validation_and_counted() {
+    let validate = |rows: &[(u32, bool)]| {
         let rows: Vec<Document> = rows.iter().map(|(n, bad)| whole_row(*n, *bad)).collect();
+        let source = Box::new(stored(&rows, None, Some(1)));
+        let mut trainer = SftTrainer::new(poisoned(), parts(), source).unwrap();
         trainer.validate(&mut stored(&rows, None, Some(1))).unwrap()
     };
-    let good = validate(&[(0, false), (2, false), (3, false), (4, false)]);
-    assert_eq!(good["val/nan_count"], 0.0);
-    // Three to a row, so that bad ones share theirs with good ones.
-    let rows = [(0, false), (1, true), (2, false), (3, false), (9, true), (4, false)];
-    let with_bad = validate(&rows);
-    assert_eq!(with_bad["val/nan_count"], 2.0);
-    assert!((with_bad["val/loss"] - good["val/loss"]).abs() < 1e-9, "{with_bad:?} {good:?}");
+    let good = validate(&[(0, false), (2, false), (3, false)]);
+    let mixed = validate(&[(0, false), (1, true), (2, false), (9, true), (3, false)]);
+    assert_eq!((good["val/nan_count"], mixed["val/nan_count"]), (0.0, 2.0));
+    assert!((good["val/loss"] - mixed["val/loss"]).abs() < 1e-9, "{good:?} {mixed:?}");
     let bad = validate(&[(1, true)]);
-    assert!(bad["val/nan_count"] == 1.0 && !bad.contains_key("val/loss"));
+    assert!(bad["val/nan_count"] == 1.0 && !bad.contains_key("val/loss"), "{bad:?}");
 }
 
 #[test]
@@ -352,4 +370,15 @@ fn a_stop_gives_a_step_up_between_two_passes() {
     assert!(matches!(trainer.train_step(), Err(TrainerError::Stopped)));
     assert_eq!(trainer.progress().step, 0);
     assert_eq!(trainer.learner().gradients().unwrap(), before);
+}
+
+#[test]
+fn a_stop_gives_a_validation_up_between_two_passes() {
+    let mut trainer = trainer(parts(), stored(&documents(20), None, None));
+    let calls = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let seen = calls.clone();
+    trainer.stop_when(move || seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst) > 1);
+    let stopped = trainer.validate(&mut stored(&documents(20), None, Some(1)));
+    assert!(matches!(stopped, Err(TrainerError::Stopped)), "{stopped:?}");
+    assert_eq!(calls.load(std::sync::atomic::Ordering::SeqCst), 3);
 }

@@ -94,6 +94,7 @@ impl Found {
     /// Adds it to a text for people.
     pub fn tell(&self, text: &mut String) {
         let title = match self.differ.len() {
+            0 if self.common == 0 => "data order: not recorded in steps that both have".to_owned(),
             0 => format!("data order: equal ({})", several(self.common, "common step")),
             count => format!("data order: differs in {count} of {}", several(self.common, "common step")),
         };

@@ -14,8 +14,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Metrics that are told where none are asked for.
-const USUAL: [&str; 6] =
-    ["reward/all/mean", "loss/mean", "entropy/all/mean", "mismatch_kl/all/mean", "optim/grad_norm", "perf/throughput"];
+const USUAL: [&str; 7] = [
+    "reward/all/mean",
+    "loss/mean",
+    "val/loss",
+    "entropy/all/mean",
+    "mismatch_kl/all/mean",
+    "optim/grad_norm",
+    "perf/throughput",
+];
 /// Begins the names of an evaluation's metrics: `eval/<environment>/…`.
 const EVAL: &str = "eval/";
 

@@ -192,10 +192,10 @@ pub fn trainer_line(step: Step, metrics: &BTreeMap<String, f64>) -> TrainerLine 
     TrainerLine {
         step,
         seconds: value("time/step"),
-        loss: value("loss/mean"),
+        loss: get("loss/mean").unwrap_or(f64::NAN) + 0.0,
         entropy: value("entropy/all/mean"),
         mismatch_kl: value("mismatch_kl/all/mean"),
-        grad_norm: value("optim/grad_norm"),
+        grad_norm: get("optim/grad_norm").unwrap_or(f64::NAN) + 0.0,
         lr: value("optim/lr"),
         throughput: value("perf/throughput"),
         mfu: get("perf/mfu"),

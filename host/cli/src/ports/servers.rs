@@ -2,6 +2,7 @@
 //! GPU, and which server is asked; what they are asked is `remote`'s.
 
 use crate::checkpoint::{write_adapter, write_weights};
+use crate::companions::Companions;
 use crate::environments::seconds;
 use crate::failure::Failure;
 use crate::ports::broadcaster::Broadcaster;
@@ -18,7 +19,7 @@ use prl_orchestrator::{Policy, PolicyError, SampleRequest};
 use prl_store::{Checkpoints, Keep};
 use prl_types::{PolicyVersion, Sampled, TokenId};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -283,8 +284,8 @@ impl Policy for ServedPolicy {
 pub struct Broadcast {
     /// The folder of folders.
     pub folder: Checkpoints,
-    /// The folder that the tokenizer is copied from.
-    pub companions: PathBuf,
+    /// What is put beside weights.
+    pub companions: Companions,
     /// Folders that are kept: of every version that servers may still be told to read.
     pub kept: usize,
     /// Whether it is the adapter's weights alone.
@@ -297,7 +298,7 @@ impl Broadcast {
         let model = learner.weights().map_err(|e| e.to_string())?;
         let keep = Keep { last: Some(self.kept), interval: None };
         match self.adapter {
-            true => write_adapter(&self.folder, (version.0, &model), &self.companions, keep),
+            true => write_adapter(&self.folder, (version.0, &model), &self.companions.model, keep),
             false => write_weights(&self.folder, (version.0, &model), (&self.companions, false), keep),
         }
     }

@@ -102,6 +102,14 @@ impl LocalTrainer {
         LocalTrainer { inner: Arc::new(inner) }
     }
 
+    /// Whether the steps so far came to anything.
+    ///
+    /// # Errors
+    /// Each was left out.
+    pub fn check(&self) -> Result<(), String> {
+        self.inner.divergence.lock().unwrap_or_else(PoisonError::into_inner).check()
+    }
+
     /// Waits until all checkpoints are written. Says why the newest that was due is not there, if it is not.
     pub fn finish(&self) -> Option<String> {
         self.inner.saves.as_ref().and_then(|saves| saves.saver.finish())

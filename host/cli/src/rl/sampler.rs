@@ -1,6 +1,7 @@
 //! Where the policy is sampled: in this process or on servers. Owns the choice, and what the trainer and the orchestrator
 //! get of it.
 
+use crate::companions::Companions;
 use crate::compute::Compute;
 use crate::environments::seconds;
 use crate::failure::{Failure, run as running};
@@ -14,7 +15,6 @@ use prl_model::{Learner, ModelConfig};
 use prl_orchestrator::Policy;
 use prl_store::RunDir;
 use prl_types::PolicyVersion;
-use std::path::Path;
 use std::sync::Arc;
 
 /// One of the two.
@@ -55,7 +55,7 @@ impl Sampler {
         &mut self,
         decode: Decode,
         run: &RunDir,
-        companions: &Path,
+        companions: &Companions,
         (version, learner): (PolicyVersion, &Learner),
         max_async_level: u64,
     ) -> Result<(Arc<dyn Policy>, Handover), Failure> {
@@ -74,7 +74,7 @@ impl Sampler {
                     None => {
                         // The newest version may be so many ahead of the one that is read; one more may be under way.
                         let kept = usize::try_from(max_async_level).unwrap_or(usize::MAX).saturating_add(2);
-                        let (folder, companions) = (run.broadcasts(), companions.to_path_buf());
+                        let (folder, companions) = (run.broadcasts(), companions.clone());
                         let broadcast = Broadcast { folder, companions, kept, adapter: servers.adapter() };
                         (Handover::Folder(broadcast), Way::Folder(run.broadcasts()))
                     }

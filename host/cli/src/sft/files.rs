@@ -24,7 +24,10 @@ pub struct Filling {
     conversations: u64,
     documents: u64,
     tokens: u64,
-    trainable: bool,
+    /// Tokens in rows: of documents that train, as far as these reach.
+    used: u64,
+    cut: u64,
+    without_target: u64,
 }
 
 impl Filling {
@@ -41,7 +44,9 @@ impl Filling {
             conversations: 0,
             documents: 0,
             tokens: 0,
-            trainable: false,
+            used: 0,
+            cut: 0,
+            without_target: 0,
         })
     }
 
@@ -52,7 +57,13 @@ impl Filling {
             self.documents += 1;
             self.tokens += document.ids.len() as u64;
             // Some token must be predicted, and from a token before it: documents are cut to rows.
-            self.trainable |= document.mask.iter().take(self.row).skip(1).any(|target| *target);
+            match document.mask.iter().take(self.row).skip(1).any(|target| *target) {
+                true => {
+                    self.used += document.ids.len().min(self.row) as u64;
+                    self.cut += u64::from(document.ids.len() > self.row);
+                }
+                false => self.without_target += 1,
+            }
             self.writer.push(&document).map_err(|e| no_room(&self.key, &self.folder, &e))?;
         }
         Ok(())
@@ -60,8 +71,8 @@ impl Filling {
 
     /// All of it, as the part `name`, from a commit of the hub.
     pub fn finish(self, name: &str, commit: Option<String>) -> Result<Part, Failure> {
-        let Filling { key, row, writer, folder, conversations, documents, tokens, trainable } = self;
-        if !trainable {
+        let Filling { key, row, writer, folder, conversations, documents, tokens, used, cut, without_target } = self;
+        if documents == without_target {
             return Err(Failure::input(format_args!(
                 "`{key}`: none of the {conversations} conversations has a token to train on within {row} tokens; see \
                  `loss_mask` and `seq_len`"
@@ -69,8 +80,23 @@ impl Filling {
         }
         tracing::info!(
             target: "prl_trainer",
-            "`{key}`: {conversations} conversations ({name}) are {documents} documents of {tokens} tokens"
+            "`{key}`: {conversations} conversations ({name}) are {documents} documents of {tokens} tokens, which fill at least \
+             {} rows of {row} tokens an epoch",
+            used.div_ceil(row as u64)
         );
+        if without_target > 0 {
+            tracing::warn!(
+                target: "prl_trainer",
+                "`{key}`: {without_target} of the {documents} documents ({name}) have no token to train on within {row} tokens \
+                 and are left out; see `loss_mask` and `seq_len`"
+            );
+        }
+        if cut > 0 {
+            tracing::warn!(
+                target: "prl_trainer",
+                "`{key}`: {cut} of the {documents} documents ({name}) are longer than {row} tokens and are cut; see `seq_len`"
+            );
+        }
         let documents = writer.finish().map_err(|e| no_room(&key, &folder, &e))?;
         Ok(Part { name: name.to_owned(), documents, commit })
     }

@@ -46,6 +46,22 @@ fn a_run_tells_where_it_stands_takes_a_new_algorithm_and_stops() {
 }
 
 #[test]
+fn fine_tuning_is_reached_too() {
+    let scratch = Scratch::new();
+    let toml = crate::support::repo().join("examples/reverse_text/sft.toml");
+    let words = format!("sft @ {} --output-dir out --max-steps 100000 --data.batch-size 1", toml.display());
+    let mut running = Running::start(scratch.command(&words));
+    running.wait_for("Step 1 |");
+    let status = scratch.prl("ctl status out").ok().stdout;
+    assert!(status.contains(" of 100000 | process "), "{status}");
+    assert!(scratch.prl("inspect out").ok().stdout.contains(" is running"));
+    refused(&scratch.prl(&format!("ctl swap-algo out {}", shipped("grpo"))), &["uses no algorithm"]);
+    scratch.prl("ctl stop out").ok();
+    let done = running.wait();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(143), ""), "{done}");
+}
+
+#[test]
 fn a_loss_is_swapped_with_its_algorithm() {
     let (scratch, plugin) = (Scratch::new(), built("gspo"));
     let loss = "--trainer.loss.type custom --trainer.loss.name gspo";

@@ -1,6 +1,6 @@
 //! `prl sft`: it learns, from every kind of data, goes on from a checkpoint, and what it leaves can be used.
 
-use crate::support::{Scratch, model, number_after, refused, repo, value};
+use crate::support::{Running, Scratch, files, model, number_after, refused, repo, value};
 use std::fs;
 
 /// The example, shrunk.
@@ -90,8 +90,7 @@ fn stopping_and_going_on_changes_nothing() {
     assert!(through.weights(6) == stopped.weights(6), "other weights");
 
     let missing = sft("stopped", "--max-steps 9 --ckpt.resume-step 5");
-    assert_eq!(missing.code, Some(2), "{missing}");
-    assert!(missing.stderr.contains("step_5"), "{missing}");
+    refused(&missing, &["step_5", "there are those of steps 3, 6"]);
 }
 
 #[test]
@@ -203,11 +202,8 @@ fn a_checkpoint_of_rl_is_not_gone_on_from() {
     scratch.rl("out", "--max-steps 1 --ckpt").ok();
     let toml = on_file(&scratch, "data", "{\"prompt\": \"hi\", \"completion\": \"there\"}\n");
     let done = scratch.prl(&format!("sft @ {toml} --output-dir out --max-steps 3 --ckpt.resume-step -1"));
-    assert_eq!(done.code, Some(2), "{done}");
-    assert!(done.stderr.contains("is of `prl rl`") && done.stderr.contains("step_1/trainer"), "{done}");
-    scratch
-        .prl(&format!("sft @ {toml} --output-dir new --max-steps 1 --model.name out/checkpoints/step_1/trainer"))
-        .ok();
+    refused(&done, &["is of `prl rl`", "out/weights/step_1`"]);
+    scratch.prl(&format!("sft @ {toml} --output-dir new --max-steps 1 --model.name out/weights/step_1")).ok();
 }
 
 #[test]
@@ -220,4 +216,115 @@ fn training_that_diverges_ends_with_the_reason_and_the_trainers_log() {
     assert!(done.stderr.ends_with(&format!("; see {}\n", log.display())), "{done}");
     let told = fs::read_to_string(log).unwrap();
     assert!(told.lines().last().unwrap().contains("training has diverged"), "{told}");
+}
+
+/// Rows of which the second half is cut at 64 tokens, and one that nobody answers.
+fn long_rows() -> String {
+    let row = |i| format!("{{\"prompt\": \"say {i}\", \"completion\": \"{}\"}}\n", "here it is ".repeat(10));
+    (0..6).map(row).collect::<String>() + "{\"messages\": [{\"role\": \"user\", \"content\": \"nobody\"}]}\n"
+}
+
+#[test]
+fn validation_has_its_own_rows_and_what_is_left_out_or_cut_is_told() {
+    let scratch = Scratch::new();
+    let toml = on_file(&scratch, "rows", &long_rows());
+    let val = "--val.data.name rows.jsonl --val.interval 4 --val.eval-on-start";
+    let run = |out: &str, words: &str| {
+        let done = scratch.prl(&format!("sft @ {toml} --max-steps 4 {val} --output-dir {out} {words}")).ok();
+        (scratch.run(out).metrics().iter().find_map(|row| row.get("val/loss")?.as_f64()).unwrap(), done)
+    };
+    let (whole, done) = run("whole", "--val.data.seq-len 256 --val.data.micro-batch-size 3");
+    assert_eq!(whole, run("one", "--val.data.seq-len 256").0, "passes of one row");
+    assert_ne!(whole, run("cut", "--val.data.seq-len 64").0);
+    let log = fs::read_to_string(scratch.path("whole/logs/trainer.log")).unwrap();
+    for told in [
+        "`data.name`: 1 of the 7 documents (train) have no token to train on within 64 tokens and are left out",
+        "`data.name`: 6 of the 7 documents (train) are longer than 64 tokens and are cut",
+        "which fill at least 6 rows of 64 tokens an epoch",
+    ] {
+        assert!(done.stdout.contains(told) && log.contains(told), "{told}: {done}");
+    }
+    assert!(!done.stdout.contains("`val.data.name`: 6 of"), "{done}");
+    let row = &scratch.run("whole").steps()[3];
+    assert_eq!((value(row, "ckpt/failed"), value(row, "ckpt/skipped")), (0.0, 0.0));
+}
+
+#[test]
+fn a_stop_during_validation_is_heard_and_the_validation_made_up_for() {
+    let scratch = Scratch::new();
+    let toml = on_file(&scratch, "data", &long_rows());
+    scratch.write("many.jsonl", long_rows().repeat(4000));
+    let words = |more: &str| {
+        format!(
+            "sft @ {toml} --output-dir out --max-steps 1 --val.data.seq-len 256 --val.interval 1 --ckpt.interval 1 {more}"
+        )
+    };
+    let mut running = Running::start(scratch.command(&words("--val.data.name many.jsonl")));
+    // It is written before the validation has ended.
+    running.wait_for("Saved checkpoint of step 1");
+    running.signal("TERM");
+    let done = running.wait();
+    assert_eq!(done.code, Some(143), "{done}");
+    assert!(!done.stdout.contains("Validation |") && done.stdout.contains("--ckpt.resume-step 1"), "{done}");
+    let again = words("--val.data.name data.jsonl --ckpt.resume-step 1");
+    let done = scratch.prl(&again).ok();
+    assert!(done.stdout.contains("Validation | Step 1 |"), "{done}");
+    assert!(!scratch.prl(&again).ok().stdout.contains("Validation |"), "it is on record now");
+}
+
+#[test]
+fn a_run_that_learns_nothing_fails_and_shows_no_zero() {
+    let scratch = Scratch::new();
+    let toml = on_file(&scratch, "data", "{\"prompt\": \"hi\", \"completion\": \"there\"}\n");
+    let broken = scratch.copy_of(&model(), "broken");
+    let weights = fs::read(broken.join("model.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize;
+    // All ones is not a number, in any format.
+    let spoilt: Vec<u8> = weights.iter().enumerate().map(|(at, b)| if at < header { *b } else { 0xff }).collect();
+    fs::write(broken.join("model.safetensors"), spoilt).unwrap();
+    let val = "--val.data.name data.jsonl --val.interval 2";
+    let done = scratch.prl(&format!("sft @ {toml} --max-steps 3 --model.name broken {val}"));
+    assert_eq!(done.code, Some(1), "{done}");
+    assert!(done.stderr.contains("not finite in every step (3)"), "{done}");
+    assert!(done.stdout.contains("Loss nan | Grad. Norm nan") && !done.stdout.contains("SUCCESS"), "{done}");
+    assert!(done.stdout.contains("1 documents of the validation have a loss that is not finite"), "{done}");
+    assert!(done.stdout.contains("Validation | Step 2 | Loss nan"), "{done}");
+    let metrics = scratch.run("data").metrics();
+    assert!(metrics.iter().any(|row| row.get("val/nan_count").and_then(|n| n.as_f64()) == Some(1.0)));
+    assert!(metrics.iter().all(|row| !row.contains_key("loss/mean") && !row.contains_key("val/loss")));
+}
+
+#[test]
+fn what_is_saved_renders_as_what_was_trained() {
+    let scratch = Scratch::new();
+    let toml = on_file(&scratch, "data", "{\"prompt\": \"hi\", \"completion\": \"there\"}\n");
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    scratch.write("own.jinja", template);
+    let words = format!("sft @ {toml} --max-steps 1 --tokenizer.chat-template own.jinja --data.loss-mask.user");
+    scratch.prl(&words).ok();
+    let weights = scratch.path("data/weights/step_1");
+    assert_eq!(fs::read_to_string(weights.join("chat_template.jinja")).unwrap(), template);
+    let config = fs::read_to_string(weights.join("tokenizer_config.json")).unwrap();
+    assert!(!config.contains("chat_template"), "{config}");
+    // Rendered by what was saved, the data is the same.
+    let again = format!("sft @ {toml} --max-steps 1 --data.loss-mask.user --output-dir again --tokenizer.name");
+    scratch.prl(&format!("{again} data/weights/step_1")).ok();
+    assert_eq!(scratch.run("again").series("loss/mean"), scratch.run("data").series("loss/mean"));
+    assert_eq!(fs::read_to_string(scratch.path("again/weights/step_1/chat_template.jinja")).unwrap(), template);
+}
+
+#[test]
+fn a_run_that_saves_nothing_says_so_and_dry_runs_touch_no_run() {
+    let scratch = Scratch::new();
+    let toml = on_file(&scratch, "data", "{\"prompt\": \"hi\", \"completion\": \"there\"}\n");
+    let done = scratch.prl(&format!("sft @ {toml} --max-steps 1 --no-ckpt")).ok();
+    assert!(done.stdout.contains("WARNING Nothing of this run is saved: --ckpt saves its last step"), "{done}");
+    assert!(done.stdout.contains("finished after step 1; nothing is saved, --ckpt would"), "{done}");
+    let before = files(&scratch.path("data"));
+    let dry = scratch.prl(&format!("sft @ {toml} --max-steps 9 --dry-run --clean-output-dir")).ok();
+    assert!(dry.stdout.contains("It is not written: `data` holds a run"), "{dry}");
+    assert!(files(&scratch.path("data")) == before);
+    scratch.prl(&format!("sft @ {toml} --max-steps 1 --output-dir other")).ok();
+    let diff = scratch.prl("diff data other");
+    assert!(diff.stdout.contains("data order: not recorded"), "{diff}");
 }

@@ -4,6 +4,7 @@
 
 use crate::error::ProblemKind;
 use crate::schema::{Node, Section};
+use std::collections::BTreeSet;
 
 /// `a` + `b` = `a.b`.
 pub(crate) fn join(path: &str, name: &str) -> String {
@@ -20,7 +21,8 @@ pub(crate) fn unknown_key(root: &Node, sections: &[&Section], parent: &str, name
         return ProblemKind::Unsupported { what: format!("`{key}`") };
     }
     let mut here: Vec<&str> = sections.iter().flat_map(|s| s.keys.iter().map(|k| k.name)).collect();
-    here.dedup();
+    let mut seen = BTreeSet::new();
+    here.retain(|key| seen.insert(*key));
     let hint = near(name, &here)
         .map(|best| format!("; did you mean `{best}`?"))
         .or_else(|| elsewhere(root, parent, name))

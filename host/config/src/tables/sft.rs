@@ -42,6 +42,11 @@ macro_rules! data_section {
                 seed: u64 = 0;
             }
             unsupported [$($unsupported),*]
+            renamed [
+                "fake" => "`type = \"fake\"` (`--data.type fake`)",
+                "epochs" => "`max_steps`, which counts steps; the log says how many rows an epoch fills",
+                "max_epochs" => "`max_steps`, which counts steps; the log says how many rows an epoch fills",
+            ]
         }
     };
 }
@@ -282,6 +287,8 @@ section! {
     renamed [
         "clean" => "`clean_output_dir = true`",
         "resume" => "`[ckpt] resume_step = N` (-1 is the newest)",
+        "epochs" => "`max_steps`, which counts steps; the log says how many rows an epoch fills",
+        "max_epochs" => "`max_steps`, which counts steps; the log says how many rows an epoch fills",
         "monitors" => "`[wandb]`; metrics.jsonl is always written",
     ]
 }

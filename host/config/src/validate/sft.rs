@@ -7,8 +7,10 @@ use crate::tables::{FileData, SftConfig, SftData};
 /// Reports what does not fit together.
 pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
     data("data", &config.data, v);
+    batch(&config.data, v);
     if let Some(val) = &config.val {
         data("val.data", &val.data, v);
+        everything_once(&val.data, v);
         if matches!(val.data, SftData::Fake(_)) {
             let message =
                 "`val.data.type` must not be \"fake\": made-up documents have no end, and validation needs one";
@@ -23,19 +25,52 @@ pub(crate) fn sft(config: &SftConfig, v: &mut Validator<'_>) {
     let resume = config.ckpt.as_ref().and_then(|c| c.resume_step);
     clean_or_resume(config.clean_output_dir, resume, "ckpt.resume_step", v);
     fresh(config.ckpt.as_ref(), "ckpt", v);
-    let (row, limit) = (config.data.seq_len(), config.model.seq_len);
-    if v.is_set("model.seq_len") && limit < row {
-        let message = format!("`model.seq_len` ({limit}) must be at least `data.seq_len` ({row})");
-        v.fail(&["model.seq_len", "data.seq_len"], message);
+    let rows = [("data.seq_len", Some(&config.data)), ("val.data.seq_len", config.val.as_ref().map(|val| &val.data))];
+    let limit = config.model.seq_len;
+    for (key, row) in rows.into_iter().filter_map(|(key, data)| Some((key, data?.seq_len()))) {
+        if v.is_set("model.seq_len") && limit < row {
+            let message = format!("`model.seq_len` ({limit}) must be at least `{key}` ({row})");
+            v.fail(&["model.seq_len", key], message);
+        }
+    }
+}
+
+/// Keys that say what a step takes, or how sources take turns, mean nothing where all documents are taken once. Effective
+/// configurations name them with their defaults.
+fn everything_once(data: &SftData, v: &mut Validator<'_>) {
+    let usual = FileData::default();
+    let mut without_effect = Vec::new();
+    if data.batch_size() != usual.batch_size {
+        without_effect.push("batch_size");
+    }
+    if let SftData::Files(files) = data {
+        if files.probabilities.is_some() {
+            without_effect.push("probabilities");
+        }
+        if files.stopping_strategy != usual.stopping_strategy {
+            without_effect.push("stopping_strategy");
+        }
+    }
+    for name in without_effect {
+        let key = format!("val.data.{name}");
+        let message = format!(
+            "`{key}` has no meaning: a validation takes every document once; leave it out (passes have \
+             `val.data.micro_batch_size` rows of `val.data.seq_len` tokens)"
+        );
+        v.fail(&[&key], message);
+    }
+}
+
+/// A step is made of whole passes.
+fn batch(data: &SftData, v: &mut Validator<'_>) {
+    let (batch, micro) = (data.batch_size(), data.micro_batch_size());
+    if !batch.is_multiple_of(micro) {
+        let (a, b) = ("data.batch_size", "data.micro_batch_size");
+        v.fail(&[a, b], format!("`{a}` ({batch}) must be a multiple of `{b}` ({micro})"));
     }
 }
 
 fn data(section: &str, data: &SftData, v: &mut Validator<'_>) {
-    let (batch, micro) = (data.batch_size(), data.micro_batch_size());
-    if !batch.is_multiple_of(micro) {
-        let (a, b) = (format!("{section}.batch_size"), format!("{section}.micro_batch_size"));
-        v.fail(&[&a, &b], format!("`{a}` ({batch}) must be a multiple of `{b}` ({micro})"));
-    }
     if data.seq_len() < 2 {
         let key = format!("{section}.seq_len");
         v.fail(&[&key], format!("`{key}` ({}) must be at least 2: one token predicts the next", data.seq_len()));
