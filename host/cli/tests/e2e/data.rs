@@ -170,9 +170,13 @@ fn validation_counts_every_document_of_every_source_once() {
         assert_eq!(value(row, "val/nan_count"), 0.0);
         value(row, "val/loss")
     };
-    let parts = loss("parts", r#"chats --val.data.subsets ["math","code"] --val.data.probabilities [0.1,0.9]"#);
+    let subsets = r#"chats --val.data.subsets ["math","code"]"#;
+    let parts = loss("parts", subsets);
     let whole = loss("whole", "both.jsonl");
     assert!((parts - whole).abs() < 1e-9, "{parts} {whole}");
+    let turns = format!("--val.data.name {subsets} --val.data.probabilities [0.1,0.9] --max-steps 1");
+    let done = sft(&scratch, &toml, "no", &turns);
+    assert!(done.code == Some(2) && done.stderr.contains("`val.data.probabilities` has no meaning"), "{done}");
 }
 
 #[test]
