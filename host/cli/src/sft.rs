@@ -106,7 +106,8 @@ fn trainer(
     data: Data,
     resume: Option<&Path>,
 ) -> Result<SftTrainer, Failure> {
-    let validated = config.val.as_ref().map_or(&config.data, |val| &val.data);
+    // A measurement does not validate.
+    let validated = config.val.as_ref().filter(|_| config.bench.is_none()).map_or(&config.data, |val| &val.data);
     let validation = ValidationPasses { seq_len: validated.seq_len(), rows: validated.micro_batch_size() };
     let tokens = config.data.seq_len() * config.data.micro_batch_size();
     let tokens = tokens.max(validation.seq_len * validation.rows);

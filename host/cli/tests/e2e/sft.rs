@@ -234,8 +234,8 @@ fn validation_has_its_own_rows_and_what_is_left_out_or_cut_is_told() {
         (scratch.run(out).metrics().iter().find_map(|row| row.get("val/loss")?.as_f64()).unwrap(), done)
     };
     let (whole, done) = run("whole", "--val.data.seq-len 256 --val.data.micro-batch-size 3");
-    assert_eq!(whole, run("one", "--val.data.seq-len 256").0, "passes of one row");
-    assert_ne!(whole, run("cut", "--val.data.seq-len 64").0);
+    let (one, cut) = (run("one", "--val.data.seq-len 256").0, run("cut", "--val.data.seq-len 64").0);
+    assert!((whole - one).abs() < 1e-9 && (whole - cut).abs() > 1e-3, "{whole} {one} {cut}");
     let log = fs::read_to_string(scratch.path("whole/logs/trainer.log")).unwrap();
     for told in [
         "`data.name`: 1 of the 7 documents (train) have no token to train on within 64 tokens and are left out",
