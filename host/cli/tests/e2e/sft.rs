@@ -298,7 +298,7 @@ fn a_run_that_learns_nothing_fails_and_shows_no_zero() {
 fn what_is_saved_renders_as_what_was_trained() {
     let scratch = Scratch::new();
     let toml = on_file(&scratch, "data", "{\"prompt\": \"hi\", \"completion\": \"there\"}\n");
-    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    let template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}";
     scratch.write("own.jinja", template);
     let words = format!("sft @ {toml} --max-steps 1 --tokenizer.chat-template own.jinja --data.loss-mask.user");
     scratch.prl(&words).ok();
