@@ -224,7 +224,7 @@ def shows_all(messages, tools, text):
     """Whether a text has all that a conversation has; some templates leave things out without a word."""
     parts = [tool["function"]["name"] for tool in tools or []]
     for message in messages:
-        parts += [message["content"].strip(), message.get("reasoning_content", "").strip()]
+        parts += [message.get("content", "").strip(), message.get("reasoning_content", "").strip()]
         for call in message.get("tool_calls", []):
             arguments = call["function"]["arguments"]
             parts += [call["function"]["name"], *([arguments] if isinstance(arguments, str) else arguments)]
