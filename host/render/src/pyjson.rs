@@ -98,7 +98,7 @@ impl Style {
             return Err(Error::new(ErrorKind::InvalidOperation, reason));
         }
         if out.len() > self.most {
-            return Err(Error::new(ErrorKind::InvalidOperation, bounds::too_long()));
+            return Err(bounds::exceeded());
         }
         if let Some(digits) = digits(value) {
             out.push_str(digits);

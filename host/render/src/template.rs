@@ -162,12 +162,16 @@ impl ChatTemplate {
             ("add_generation_prompt", Value::from(generate)),
         ];
         let mut out = Bounded::default();
-        self.engine.get_template(name)?.render_captured_to(Value::from_pairs(given.chain(own)), &mut out)?;
-        Ok(out.text)
+        let done = self.engine.get_template(name)?.render_captured_to(Value::from_pairs(given.chain(own)), &mut out);
+        match done {
+            Ok(_) => Ok(out.text),
+            Err(_) if out.full => Err(bounds::exceeded()),
+            Err(error) => Err(error),
+        }
     }
 
     /// # Errors
-    /// A template that does not come to an end whatever it is given.
+    /// A template that passes a bound with next to nothing to render.
     fn needs_text_arguments(&self) -> Result<bool, RenderError> {
         let mut call = Message::text(Role::Assistant, "");
         call.tool_calls.push(ToolCall { id: "call_0".into(), name: "f".into(), arguments: "{}".into() });
@@ -205,7 +209,10 @@ fn is_float(value: &Value) -> bool {
 
 /// The whole chain of an engine error, on one line.
 fn reason(error: &Error) -> String {
-    let mut text = if error.kind() == ErrorKind::OutOfFuel { bounds::out_of_fuel() } else { error.to_string() };
+    if let Some(bound) = bounds::reason(error) {
+        return bound;
+    }
+    let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
     while let Some(source) = next {
         let _ = write!(text, ": {source}");

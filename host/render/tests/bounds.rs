@@ -42,7 +42,8 @@ fn more_text_than_any_context_is_refused() {
         "{{ ([0] * 10**8) | tojson }}",
     ];
     for template in ways {
-        let error = with_template(template).unwrap().render_text(&chat(1, "x"), &[], false).unwrap_err().to_string();
+        let error = with_template(template).unwrap_err().to_string();
+        assert!(error.starts_with("chat template from the chat_template option fails on 2 messages"), "{error}");
         assert!(error.contains("longer than any model's context"), "{template}: {error}");
     }
     let nested = "{% set ns = namespace(x=[]) %}{% for a in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}";
