@@ -94,6 +94,8 @@ CASES = {
         said("3 at noon.", "Done."),
     ],
     "call_bad_arguments": [user("Weather?"), said("", None, [("weather", '{"city": ')]), told("bad"), said("Sorry.")],
+    "call_bare": [user("Weather?"), {k: v for k, v in said("", None, [CITY]).items() if k != "content"}, told("3"), said("3.")],
+    "call_digits": [user("n?"), said("", None, [("now", '{"a": 18446744073709551616, "b": [-9223372036854775809, 10%s]}' % ("0" * 50))])],
     "call_last": [user("Weather?"), said("", None, [NOW])],
 }
 

@@ -114,8 +114,19 @@ def chat(messages, as_text):
             arguments = call["function"]["arguments"]
             if as_text and not isinstance(arguments, str):
                 call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+            if not as_text and isinstance(arguments, str):
+                call["function"]["arguments"] = read(arguments)
         out.append(message)
     return out
+
+
+def read(arguments):
+    """An object that is written as text; other texts stay what they are."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def render(template, messages, tools, generate, variables, as_text=False):
@@ -224,9 +235,10 @@ def shows_all(messages, tools, text):
     """Whether a text has all that a conversation has; some templates leave things out without a word."""
     parts = [tool["function"]["name"] for tool in tools or []]
     for message in messages:
-        parts += [message["content"].strip(), message.get("reasoning_content", "").strip()]
+        parts += [message.get("content", "").strip(), message.get("reasoning_content", "").strip()]
         for call in message.get("tool_calls", []):
             arguments = call["function"]["arguments"]
+            arguments = read(arguments) if isinstance(arguments, str) else arguments
             parts += [call["function"]["name"], *([arguments] if isinstance(arguments, str) else arguments)]
     # What a template writes as JSON is in it with escapes.
     return all(part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text for part in parts)

@@ -150,10 +150,16 @@ fn read(path: &Path, config: &ModelConfig, rank: usize, scale: f32) -> Result<Ve
             return Err(wrong(format!("tensor `{name}` has shape {:?} and must have {shape:?}", view.shape())));
         }
         let mut values = each_float(path, &name, &view)?;
+        if let Some(bad) = values.iter().find(|value| !value.is_finite()) {
+            return Err(wrong(format!("tensor `{name}` holds {bad}: the adapter's training went wrong")));
+        }
         if place.is_b {
             values.iter_mut().for_each(|x| *x *= scale);
         }
         factors.entry((place.layer, place.which)).or_default()[usize::from(place.is_b)] = Some(values);
+    }
+    if factors.is_empty() {
+        return Err(wrong("holds no tensors, and so no adapter".into()));
     }
     let mut layers = vec![AdapterLayer::default(); config.layers];
     for ((layer, which), factors) in factors {

@@ -192,6 +192,13 @@ fn folders_are_read_as_peft_writes_them_and_what_is_not_supported_is_named() {
         save(names);
         refused(words);
     }
+    save(&[]);
+    refused("holds no tensors");
+    for bad in [f32::NAN, f32::INFINITY] {
+        let name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight".to_owned();
+        write(&dir.path().join("adapter_model.safetensors"), &[(name, vec![3, 40], vec![bad; 120])]);
+        refused(&format!("down_proj.lora_A.weight` holds {bad}"));
+    }
     std::fs::write(dir.path().join("adapter_model.safetensors"), b"nonsense").unwrap();
     refused("no valid safetensors file");
 }

@@ -32,7 +32,8 @@ pub enum RenderError {
     /// No chat template anywhere.
     #[error(
         "no chat template in {}: looked for chat_template.jinja, and for `chat_template` in tokenizer_config.json. \
-         Set `tokenizer.chat_template` to a template or to a template file",
+         Set `renderer.name` to a format that the model is to learn, such as \"chatml\", or `tokenizer.chat_template` to a \
+         template or a template file",
         dir.display()
     )]
     NoTemplate {
@@ -152,10 +153,7 @@ pub enum RenderError {
         origin: Option<String>,
     },
     /// A conversation has something that the format cannot write.
-    #[error(
-        "the format {format} has no place for what message {message} has: {what}. Take it out, or choose another \
-         `renderer.name`; \"default\" leaves it to the model's own template"
-    )]
+    #[error("the format {format} has no place for what message {message} has: {what}. Take it out, or {remedy}")]
     NoPlace {
         /// The format.
         format: &'static str,
@@ -163,5 +161,7 @@ pub enum RenderError {
         message: usize,
         /// What it has.
         what: &'static str,
+        /// What to do to keep it.
+        remedy: &'static str,
     },
 }

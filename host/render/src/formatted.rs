@@ -139,7 +139,8 @@ fn refuse_thoughts(format: &Format, written: &Writer) -> Result<(), RenderError>
     match thought.and_then(|piece| piece.message) {
         Some(message) => {
             let what = "reasoning while `enable_thinking` is false";
-            Err(RenderError::NoPlace { format: format.name().as_str(), message, what })
+            let remedy = "leave `renderer.enable_thinking` unset";
+            Err(RenderError::NoPlace { format: format.name().as_str(), message, what, remedy })
         }
         None => Ok(()),
     }

@@ -4,10 +4,13 @@
 //! turn. Must not know what tokens are used for: no weights, no sampling, no rewards. Nothing here turns sampled text
 //! into ids again: sampled ids are kept as they are and only extended.
 
+mod arguments;
+mod bounds;
 mod bytes;
 mod error;
 mod formats;
 mod formatted;
+mod guard;
 mod parse;
 mod pyjson;
 mod renderer;

@@ -1,6 +1,8 @@
 //! JSON and numbers as Python prints them, because chat templates were written against Python's `json.dumps`. Owns the
 //! `tojson` filter; knows nothing of chat.
 
+use crate::arguments::digits;
+use crate::bounds;
 use minijinja::value::{Kwargs, Serde, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
@@ -38,8 +40,14 @@ pub(crate) fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: separators must be a pair")),
         None => (if indent.is_some() { "," } else { ", " }.to_string(), ": ".to_string()),
     };
-    let style =
-        Style { indent, ensure_ascii: ensure_ascii.unwrap_or(false), sort_keys: sort_keys.unwrap_or(false), item, key };
+    let style = Style {
+        indent,
+        ensure_ascii: ensure_ascii.unwrap_or(false),
+        sort_keys: sort_keys.unwrap_or(false),
+        item,
+        key,
+        most: bounds::MAX_TEXT,
+    };
     let mut out = String::new();
     style.write(&value, 0, &mut out)?;
     Ok(Value::from_safe_string(out))
@@ -47,12 +55,17 @@ pub(crate) fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
 
 /// `json.dumps(value, ensure_ascii=False)`.
 pub(crate) fn dumps(value: &Json) -> String {
-    Style { indent: None, ensure_ascii: false, sort_keys: false, item: ", ".into(), key: ": ".into() }.of(value)
+    dump(&Value::from(Serde(value)))
+}
+
+/// `json.dumps(value, ensure_ascii=False)` of what was JSON.
+pub(crate) fn dump(value: &Value) -> String {
+    Style::json(None, ", ").of(value)
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=indent)`.
 pub(crate) fn dumps_indented(value: &Json, indent: usize) -> String {
-    Style { indent: Some(indent), ensure_ascii: false, sort_keys: false, item: ",".into(), key: ": ".into() }.of(value)
+    Style::json(Some(indent), ",").of(&Value::from(Serde(value)))
 }
 
 struct Style {
@@ -61,18 +74,36 @@ struct Style {
     sort_keys: bool,
     item: String,
     key: String,
+    /// Bytes beyond which nothing more is written.
+    most: usize,
 }
 
 impl Style {
-    fn of(&self, value: &Json) -> String {
+    fn json(indent: Option<usize>, item: &str) -> Self {
+        let (item, key) = (item.to_owned(), ": ".to_owned());
+        Style { indent, ensure_ascii: false, sort_keys: false, item, key, most: usize::MAX }
+    }
+
+    fn of(&self, value: &Value) -> String {
         let mut out = String::new();
         // What is JSON already has nothing in it that is not JSON.
-        let written = self.write(&Value::from(Serde(value)), 0, &mut out);
+        let written = self.write(value, 0, &mut out);
         debug_assert!(written.is_ok(), "{value}");
         out
     }
 
     fn write(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+        if depth > bounds::MAX_DEPTH {
+            let reason = format!("tojson: lists and objects are more than {} deep in each other", bounds::MAX_DEPTH);
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        }
+        if out.len() > self.most {
+            return Err(bounds::exceeded());
+        }
+        if let Some(digits) = digits(value) {
+            out.push_str(digits);
+            return Ok(());
+        }
         match value.kind() {
             ValueKind::Undefined => {
                 return Err(Error::new(ErrorKind::InvalidOperation, "an undefined value is not JSON serializable"));

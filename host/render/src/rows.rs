@@ -100,6 +100,7 @@ fn message(value: &Value) -> Result<Message, String> {
     };
     Ok(Message {
         role,
+        without_content: content.is_none(),
         content: content.unwrap_or_default(),
         reasoning,
         tool_calls: calls,
@@ -147,10 +148,29 @@ fn tool_call(value: &Value) -> Result<ToolCall, String> {
     let arguments = match function.get("arguments") {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => text.clone(),
-        Some(other) => pyjson::dumps(other),
+        Some(other) => {
+            exact(other)?;
+            pyjson::dumps(other)
+        }
     };
     let name = text(function, "name")?.ok_or("a tool call has no `name`")?;
     Ok(ToolCall { id: text(map, "id")?.unwrap_or_default(), name, arguments })
+}
+
+/// Refuses numbers that may have been read as others: reading JSON makes floats of whole numbers beyond 64 bits.
+fn exact(value: &Value) -> Result<(), String> {
+    match value {
+        Value::Number(number) if number.is_f64() => match number.as_f64() {
+            Some(float) if float >= u64::MAX as f64 || float <= i64::MIN as f64 => Err(format!(
+                "the number {} in `arguments` may have lost digits; write the arguments as a JSON text, which keeps them",
+                pyjson::float(float)
+            )),
+            _ => Ok(()),
+        },
+        Value::Array(items) => items.iter().try_for_each(exact),
+        Value::Object(map) => map.values().try_for_each(exact),
+        _ => Ok(()),
+    }
 }
 
 /// A JSON Schema: an object, or one as JSON text.

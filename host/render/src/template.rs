@@ -1,14 +1,15 @@
 //! One chat template, rendered as Python's `transformers` renders it. Owns the template engine and what it needs to
 //! behave like jinja2; knows no tokens.
 
-use crate::RenderError;
-use crate::pyjson;
+use crate::arguments::{arguments, is_integer, is_number};
+use crate::bounds::{self, Bounded};
 use crate::sources::Source;
+use crate::{RenderError, pyjson};
 use chrono::{DateTime, Local};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
-use prl_types::{Message, ToolCall, ToolDef};
+use prl_types::{Message, Role, ToolCall, ToolDef};
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write;
 use std::ops::Range;
@@ -40,11 +41,14 @@ impl ChatTemplate {
         engine.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(fail)?);
         engine.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         engine.set_formatter(format_value);
+        engine.set_fuel(Some(bounds::FUEL));
         engine.add_filter("tojson", pyjson::tojson);
         engine.add_filter("string", text_of);
         engine.add_test("iterable", |v: &Value| {
             matches!(v.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::String)
         });
+        engine.add_test("number", |v: &Value| is_number(v));
+        engine.add_test("integer", |v: &Value| is_integer(v));
         engine.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -62,7 +66,7 @@ impl ChatTemplate {
             engine.add_template_owned(MARKED, marked).map_err(fail)?;
         }
         let mut template = ChatTemplate { engine, origin, text, globals, has_marks, arguments_as_text: false };
-        template.arguments_as_text = template.needs_text_arguments();
+        template.arguments_as_text = template.needs_text_arguments()?;
         Ok(template)
     }
 
@@ -137,43 +141,66 @@ impl ChatTemplate {
         generate: bool,
         variables: &Map<String, Json>,
     ) -> Result<String, Error> {
-        let mut context = self.globals.clone();
-        context.extend(variables.clone());
-        let messages = messages.iter().map(|m| message_json(m, self.arguments_as_text)).collect();
-        context.insert("messages".into(), Json::Array(messages));
-        let tools = if tools.is_empty() { Json::Null } else { tools.iter().map(tool_json).collect() };
-        context.insert("tools".into(), tools);
-        context.insert("documents".into(), Json::Null);
-        context.insert("add_generation_prompt".into(), Json::Bool(generate));
-        self.engine.get_template(name)?.render(Value::from(Serde(&context)))
+        let messages = messages.iter().map(|m| message_value(m, self.arguments_as_text));
+        self.try_render_values(name, messages.collect(), tools, generate, variables)
     }
 
-    fn needs_text_arguments(&self) -> bool {
-        let mut call = Message::text(prl_types::Role::Assistant, "");
+    fn try_render_values(
+        &self,
+        name: &str,
+        messages: Vec<Value>,
+        tools: &[ToolDef],
+        generate: bool,
+        variables: &Map<String, Json>,
+    ) -> Result<String, Error> {
+        let tools = if tools.is_empty() { Json::Null } else { tools.iter().map(tool_json).collect() };
+        let given = self.globals.iter().chain(variables).map(|(key, value)| (key.as_str(), Value::from(Serde(value))));
+        let own = [
+            ("messages", Value::from(messages)),
+            ("tools", Value::from(Serde(tools))),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(generate)),
+        ];
+        let mut out = Bounded::default();
+        let done = self.engine.get_template(name)?.render_captured_to(Value::from_pairs(given.chain(own)), &mut out);
+        match done {
+            Ok(_) => Ok(out.text),
+            Err(_) if out.full => Err(bounds::exceeded()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// # Errors
+    /// A template that passes a bound with next to nothing to render.
+    fn needs_text_arguments(&self) -> Result<bool, RenderError> {
+        let mut call = Message::text(Role::Assistant, "");
         call.tool_calls.push(ToolCall { id: "call_0".into(), name: "f".into(), arguments: "{}".into() });
-        let chat = [Message::text(prl_types::Role::User, "x"), call];
+        let chat = [Message::text(Role::User, "x"), call];
         let render = |as_text: bool| {
-            let mut context = self.globals.clone();
-            context.insert("messages".into(), chat.iter().map(|m| message_json(m, as_text)).collect());
-            context.insert("tools".into(), Json::Null);
-            context.insert("add_generation_prompt".into(), Json::Bool(false));
-            self.engine.get_template(NAME).and_then(|t| t.render(Value::from(Serde(&context))))
+            let messages = chat.iter().map(|m| message_value(m, as_text)).collect();
+            self.try_render_values(NAME, messages, &[], false, &Map::new())
         };
-        render(false).is_err() && render(true).is_ok()
+        match render(false) {
+            Err(e) if e.kind() == ErrorKind::OutOfFuel => Err(self.refused(&chat, reason(&e))),
+            as_object => Ok(as_object.is_err() && render(true).is_ok()),
+        }
     }
 }
 
-/// Floats print as Python's; everything else as the engine's Python-like default.
+/// Floats print as Python's; everything else as the engine's Python-like default. Lists may be longer than memory.
 fn format_value(out: &mut minijinja::Output, state: &mut State, value: &Value) -> Result<(), Error> {
     if is_float(value) {
         return out.write_str(&pyjson::float(f64::try_from(value.clone())?)).map_err(Error::from);
+    }
+    if value.as_object().is_some() {
+        return out.write_str(&bounds::printed(value)?).map_err(Error::from);
     }
     minijinja::escape_formatter(out, state, value)
 }
 
 /// The `string` filter, with floats as Python's.
 fn text_of(value: Value) -> Result<String, Error> {
-    if is_float(&value) { Ok(pyjson::float(f64::try_from(value)?)) } else { Ok(value.to_string()) }
+    if is_float(&value) { Ok(pyjson::float(f64::try_from(value)?)) } else { bounds::printed(&value) }
 }
 
 fn is_float(value: &Value) -> bool {
@@ -182,6 +209,9 @@ fn is_float(value: &Value) -> bool {
 
 /// The whole chain of an engine error, on one line.
 fn reason(error: &Error) -> String {
+    if let Some(bound) = bounds::reason(error) {
+        return bound;
+    }
     let mut text = error.to_string();
     let mut next = std::error::Error::source(error);
     while let Some(source) = next {
@@ -191,44 +221,31 @@ fn reason(error: &Error) -> String {
     text
 }
 
-fn message_json(message: &Message, arguments_as_text: bool) -> Json {
-    let mut out = Map::new();
-    out.insert("role".into(), Json::from(message.role.as_str()));
-    out.insert("content".into(), Json::from(message.content.as_str()));
+fn message_value(message: &Message, arguments_as_text: bool) -> Value {
+    let mut out = vec![("role", Value::from(message.role.as_str()))];
+    if !message.without_content {
+        out.push(("content", Value::from(message.content.as_str())));
+    }
     if let Some(reasoning) = &message.reasoning {
-        out.insert("reasoning_content".into(), Json::from(reasoning.as_str()));
-        out.insert("thinking".into(), Json::from(reasoning.as_str()));
+        out.push(("reasoning_content", Value::from(reasoning.as_str())));
+        out.push(("thinking", Value::from(reasoning.as_str())));
     }
     if !message.tool_calls.is_empty() {
-        let calls = message.tool_calls.iter().map(|call| {
-            let arguments = if arguments_as_text { Json::from(call.arguments.as_str()) } else { arguments(call) };
-            json!({"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}})
-        });
-        out.insert("tool_calls".into(), calls.collect());
+        let call = |call: &ToolCall| {
+            let arguments = if arguments_as_text { Value::from(call.arguments.as_str()) } else { arguments(call) };
+            let function = Value::from_pairs([("name", Value::from(call.name.as_str())), ("arguments", arguments)]);
+            let id = Value::from(call.id.as_str());
+            Value::from_pairs([("type", Value::from("function")), ("id", id), ("function", function)])
+        };
+        out.push(("tool_calls", message.tool_calls.iter().map(call).collect::<Vec<Value>>().into()));
     }
     if let Some(id) = &message.tool_call_id {
-        out.insert("tool_call_id".into(), Json::from(id.as_str()));
+        out.push(("tool_call_id", Value::from(id.as_str())));
     }
     if let Some(name) = &message.name {
-        out.insert("name".into(), Json::from(name.as_str()));
+        out.push(("name", Value::from(name.as_str())));
     }
-    Json::Object(out)
-}
-
-/// The arguments of a call as templates take them: an object; what is no JSON object stays the text it is.
-pub(crate) fn arguments(call: &ToolCall) -> Json {
-    match serde_json::from_str::<Json>(&call.arguments) {
-        Ok(Json::Object(object)) => Json::Object(object),
-        _ => Json::from(call.arguments.as_str()),
-    }
-}
-
-/// The arguments of a call, each as `one` writes it; what is no JSON object stands on a line of its own as it is.
-pub(crate) fn each_argument(call: &ToolCall, one: impl Fn(&str, &Json) -> String) -> String {
-    match arguments(call) {
-        Json::Object(object) => object.iter().map(|(key, value)| one(key, value)).collect(),
-        other => other.as_str().filter(|text| !text.is_empty()).map(|text| format!("{text}\n")).unwrap_or_default(),
-    }
+    Value::from_pairs(out)
 }
 
 /// A tool as OpenAI's interface writes it.

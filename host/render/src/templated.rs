@@ -290,11 +290,9 @@ impl Templated {
         if !text.starts_with(&through) || through.len() < before.len() {
             return Err(unstable("it is rendered differently once further messages follow"));
         }
-        let prompt = with.tokenizer.encode(&before)?;
-        if !ids.starts_with(&prompt) {
+        let Some(start) = with.tokenizer.ids_before(&before, ids, offsets)? else {
             return Err(unstable("its first token merges with the generation prompt"));
-        }
-        let start = prompt.len();
+        };
         let end = offsets.partition_point(|at| at.start < through.len()).max(start);
         let stop = ids[start..end].iter().rposition(|id| with.stops.contains(id)).map(|at| start + at);
         // Some templates close a turn with the token that opens the next one.

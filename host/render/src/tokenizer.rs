@@ -2,6 +2,8 @@
 //! incremental decoding; knows no messages.
 
 use crate::RenderError;
+use crate::bounds::{self, MAX_TEXT};
+use crate::guard::guarded;
 use prl_types::TokenId;
 use std::ops::Range;
 use std::path::Path;
@@ -56,6 +58,29 @@ impl Tokenizer {
     pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<TokenId>, Vec<Range<usize>>), RenderError> {
         let encoding = self.encoding(text)?;
         Ok((encoding.get_ids().to_vec(), encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect()))
+    }
+
+    /// How many of `ids` are those of `before`, where `ids` and `offsets` are those of a text that begins with it; `None` where its
+    /// ids are no beginning of theirs. Encodes only what follows the last added token in `before`: what such a token parts is
+    /// encoded apart.
+    ///
+    /// # Errors
+    /// The tokenizer refuses the text.
+    pub(crate) fn ids_before(
+        &self,
+        before: &str,
+        ids: &[TokenId],
+        offsets: &[Range<usize>],
+    ) -> Result<Option<usize>, RenderError> {
+        let added = self.shared.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let parts = |n: &usize| {
+            let token = added.get(&ids[*n]).filter(|t| !(t.normalized || t.single_word || t.lstrip || t.rstrip));
+            token.is_some_and(|token| before.get(offsets[*n].clone()) == Some(token.content.as_str()))
+        };
+        let known = offsets.partition_point(|at| at.end <= before.len());
+        let (first, from) = (0..known).rev().find(parts).map_or((0, 0), |n| (n, offsets[n].start));
+        let rest = self.encode(&before[from..])?;
+        Ok(ids[first..].starts_with(&rest).then_some(first + rest.len()))
     }
 
     /// Ids of a plain text (no chat template) with the special tokens the tokenizer itself adds, such as BOS. A text
@@ -123,10 +148,14 @@ impl Tokenizer {
     }
 
     fn encoding(&self, text: &str) -> Result<tokenizers::Encoding, RenderError> {
-        self.shared
-            .inner
-            .encode(text, false)
-            .map_err(|e| RenderError::Encode { chars: text.chars().count(), reason: e.to_string() })
+        let fail = |reason| RenderError::Encode { chars: text.chars().count(), reason };
+        if text.len() > MAX_TEXT {
+            return Err(fail(bounds::too_long()));
+        }
+        // The library unwraps what its regular expressions give, and they give up where they would try for too long.
+        let encoding = guarded(|| self.shared.inner.encode(text, false));
+        let failed = |panic| fail(format!("the tokenizer fails on it, as on very long runs of one character: {panic}"));
+        encoding.map_err(failed)?.map_err(|e| fail(e.to_string()))
     }
 }
 

@@ -331,6 +331,10 @@ fn what_has_no_place_is_refused_and_said() {
     let (llama, chatml) = (plain(FormatName::Llama3), plain(FormatName::ChatMl));
     let error = refused(&chatml, &[user("q"), thought("why", "a")], &[]);
     assert!(error.contains("chatml has no place for what message 1 has: reasoning"), "{error}");
+    assert!(
+        error.ends_with("set `renderer.reasoning_parser` to \"think\", which writes it in `<think>` blocks"),
+        "{error}"
+    );
     refused(&llama, &[user("q"), called(assistant("look"), &["{}"])], &[]);
     refused(&llama, &[system("s"), assistant("a")], &[tool()]);
     let llama30 = with_template(

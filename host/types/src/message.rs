@@ -49,6 +49,10 @@ pub struct Message {
     /// The text; empty where there is none (for example a bare tool call).
     #[serde(default)]
     pub content: String,
+    /// Whether data that was written by others has no text here rather than an empty one. Chat templates tell these apart: some
+    /// refuse a message without.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub without_content: bool,
     /// Reasoning text split off from the content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
@@ -69,6 +73,7 @@ impl Message {
         Message {
             role,
             content: content.into(),
+            without_content: false,
             reasoning: None,
             tool_calls: Vec::new(),
             tool_call_id: None,

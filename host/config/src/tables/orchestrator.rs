@@ -170,7 +170,7 @@ section! {
         /// How the model writes reasoning; none means that it is found out.
         reasoning_parser: Option<ReasoningParser> = None;
     }
-    unsupported ["preserve_thinking_between_tool_calls", "synthesize_close_on_truncation"]
+    unsupported ["pool_size", "preserve_thinking_between_tool_calls", "synthesize_close_on_truncation"]
 }
 
 section! {

@@ -5,8 +5,9 @@
 use super::pieces::Writer;
 use super::{Format, Think};
 use crate::RenderError;
+use crate::arguments::each_argument;
 use crate::pyjson;
-use crate::template::{each_argument, tool_json};
+use crate::template::tool_json;
 use prl_types::{Message, Role, ToolCall, ToolDef};
 
 pub(super) const TOKENS: [&str; 6] = ["[gMASK]", "<sop>", "<|system|>", USER, "<|assistant|>", OBSERVATION];
@@ -134,7 +135,7 @@ pub(super) fn leads_on(message: &Message, next: &Message) -> bool {
 /// A call. Arguments that are no JSON object stand behind the name as they are.
 fn written(call: &ToolCall) -> String {
     let body = each_argument(call, |key, value| {
-        let value = value.as_str().map_or_else(|| pyjson::dumps(value), str::to_owned);
+        let value = value.as_str().map_or_else(|| pyjson::dump(value), str::to_owned);
         format!("<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
     });
     format!("\n<tool_call>{}\n{body}</tool_call>", call.name)

@@ -4,9 +4,9 @@
 use super::pieces::Writer;
 use super::{Format, Own, typescript};
 use crate::RenderError;
+use crate::arguments::arguments;
 use crate::parse::{FUNCTIONS, is_name};
 use crate::pyjson;
-use crate::template::arguments;
 use prl_types::{Message, Role, ToolDef};
 
 pub(super) const TOKENS: [&str; 6] = [START, "<|channel|>", "<|message|>", "<|end|>", RETURN, CALL];
@@ -175,7 +175,7 @@ fn answer(format: &Format, out: &mut Writer, message: &Message, n: usize) -> Res
         out.sampled(n, true, &message.content);
         again(out);
     }
-    let arguments = pyjson::dumps(&arguments(call));
+    let arguments = pyjson::dump(&arguments(call));
     let call = format!(" to={FUNCTIONS}{}<|channel|>commentary json<|message|>{arguments}{CALL}", call.name);
     out.sampled(n, false, &call);
     Ok(())

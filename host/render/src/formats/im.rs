@@ -5,11 +5,11 @@ use super::pieces::Writer;
 use super::xml::{self, Literals};
 use super::{Format, FormatName, Own, Think};
 use crate::RenderError;
+use crate::arguments::arguments;
 use crate::parse::Calls;
 use crate::pyjson;
-use crate::template::{arguments, tool_json};
+use crate::template::tool_json;
 use prl_types::{Message, Role, ToolDef};
-use serde_json::Value;
 
 pub(super) const TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
 pub(super) const ENDS: [&str; 1] = ["<|im_end|>"];
@@ -190,9 +190,10 @@ impl Im {
             let call = match self.style {
                 Style::Json { quoted } => {
                     let lead = if first && content.is_empty() { "" } else { "\n" };
-                    let arguments = match arguments(call) {
-                        Value::String(text) if !quoted => text,
-                        value => pyjson::dumps(&value),
+                    let arguments = arguments(call);
+                    let arguments = match arguments.as_str() {
+                        Some(text) if !quoted => text.to_owned(),
+                        _ => pyjson::dump(&arguments),
                     };
                     format!(
                         "{lead}<tool_call>\n{{\"name\": \"{}\", \"arguments\": {arguments}}}\n</tool_call>",

@@ -4,8 +4,9 @@
 use super::pieces::Writer;
 use super::{Format, Own};
 use crate::RenderError;
+use crate::arguments::arguments;
 use crate::pyjson;
-use crate::template::{arguments, tool_json};
+use crate::template::tool_json;
 use prl_types::{Message, Role, ToolDef};
 
 pub(super) const TOKENS: [&str; 3] = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
@@ -140,7 +141,7 @@ impl Llama3 {
         out.sampled(n, true, content);
         for (i, call) in message.tool_calls.iter().enumerate() {
             let lead = if i > 0 { "; " } else { "" };
-            let parameters = pyjson::dumps(&arguments(call));
+            let parameters = pyjson::dump(&arguments(call));
             out.sampled(n, false, &format!("{lead}{{\"name\": \"{}\", \"parameters\": {parameters}}}", call.name));
         }
         out.sampled(n, false, ENDS[0]);

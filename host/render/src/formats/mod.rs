@@ -313,7 +313,11 @@ impl Format {
     /// would have written it.
     fn thoughts<'a>(&self, message: &'a Message, at: usize) -> Result<(&'a str, &'a str), RenderError> {
         match (&message.reasoning, self.think) {
-            (Some(reasoning), Think::Never) if !reasoning.trim().is_empty() => Err(self.no_place(at, "reasoning")),
+            (Some(reasoning), Think::Never) if !reasoning.trim().is_empty() => {
+                // No other renderer: templates without think blocks leave reasoning out without a word.
+                let remedy = "set `renderer.reasoning_parser` to \"think\", which writes it in `<think>` blocks";
+                Err(RenderError::NoPlace { format: self.name.as_str(), message: at, what: "reasoning", remedy })
+            }
             (_, Think::Never) => Ok(("", &message.content)),
             (Some(reasoning), _) => Ok((reasoning, &message.content)),
             (None, _) => Ok(in_line(&message.content).unwrap_or(("", &message.content))),
@@ -321,7 +325,8 @@ impl Format {
     }
 
     fn no_place(&self, message: usize, what: &'static str) -> RenderError {
-        RenderError::NoPlace { format: self.name.as_str(), message, what }
+        let remedy = "choose another `renderer.name`; \"default\" leaves it to the model's own template";
+        RenderError::NoPlace { format: self.name.as_str(), message, what, remedy }
     }
 
     /// Whether ids of pieces put together are the ids of the whole, where no text merges across the border.

@@ -2,10 +2,12 @@
 //! the turns that these stand in.
 
 use super::Own;
+use crate::arguments::each_argument;
 use crate::pyjson;
-use crate::template::{each_argument, tool_json};
+use crate::template::tool_json;
+use minijinja::Value;
+use minijinja::value::ValueKind;
 use prl_types::{Message, Role, ToolCall, ToolDef};
-use serde_json::Value;
 
 /// How arguments that are neither text nor list nor object are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +45,9 @@ pub(super) fn call(call: &ToolCall, literals: Literals) -> String {
 }
 
 fn written(value: &Value, literals: Literals) -> String {
-    match (value, literals) {
-        (Value::String(text), _) => text.clone(),
-        (Value::Null, Literals::Python) => "None".into(),
-        (Value::Bool(true), Literals::Python) => "True".into(),
-        (Value::Bool(false), Literals::Python) => "False".into(),
-        (value, _) => pyjson::dumps(value),
+    match (value.kind(), literals) {
+        (ValueKind::String, _) | (ValueKind::None | ValueKind::Bool, Literals::Python) => value.to_string(),
+        _ => pyjson::dump(value),
     }
 }
 

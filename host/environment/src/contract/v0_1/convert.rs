@@ -99,6 +99,7 @@ fn message(message: wit_types::Message) -> Converted<Message> {
     Ok(Message {
         role,
         content,
+        without_content: false,
         reasoning: message.reasoning,
         tool_calls: tool_calls.map(|c| ToolCall { id: c.id, name: c.name, arguments: c.arguments }).collect(),
         tool_call_id: message.tool_call_id,
