@@ -2,7 +2,7 @@
 //! are those of Hugging Face's library; must not know where a folder is, nor what is in its files.
 
 use crate::card::{self, Subset};
-use crate::{DataError, wrong};
+use crate::{DataError, kinds, wrong};
 use glob::{MatchOptions, Pattern};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 /// Endings of files with rows.
 const ENDINGS: [&str; 4] = ["jsonl", "ndjson", "json", "parquet"];
 /// Files that say something about data.
-const ABOUT: [&str; 4] = ["config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"];
+const ABOUT: [&str; 5] = ["config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
+/// Of the rollouts of a step all that there are, and those that were trained on, which the former has too.
+const LOGS: [&str; 2] = ["all/traces.jsonl", "effective/traces.jsonl"];
 /// Splits by the words that name them.
 const WORDS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
@@ -41,16 +43,18 @@ pub fn is_file_name(name: &str) -> bool {
 }
 
 /// The files of a local dataset that hold what is wanted, in the order of their names: of a folder those that its card or
-/// their names say, those of all its folders included; of a single file it alone, which has no parts.
+/// their names say, those of all its folders included; of a single file it alone, and of a pattern such as `data/*.jsonl` those
+/// that match, which have no parts.
 ///
 /// # Errors
-/// A path that cannot be read, no such split or subset.
+/// A path that cannot be read, no such split or subset, a pattern that nothing matches.
 pub fn find(path: &Path, wanted: &Wanted) -> Result<Vec<PathBuf>, DataError> {
     if !path.is_dir() {
         if *wanted != Wanted::default() {
             return Err(wrong(path, "a file has neither subsets nor splits; name a folder or a dataset of the hub"));
         }
-        return Ok(vec![path.to_path_buf()]);
+        let pattern = path.to_str().filter(|text| !path.exists() && text.contains(['*', '?', '[']));
+        return pattern.map_or_else(|| Ok(vec![path.to_path_buf()]), |pattern| matching(path, pattern));
     }
     let mut names = Vec::new();
     walk(path, "", &mut names)?;
@@ -60,6 +64,16 @@ pub fn find(path: &Path, wanted: &Wanted) -> Result<Vec<PathBuf>, DataError> {
     };
     let chosen = select(&names, card.as_deref(), wanted).map_err(|reason| wrong(path, reason))?;
     Ok(chosen.iter().map(|name| path.join(name)).collect())
+}
+
+fn matching(path: &Path, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    let found = glob::glob(pattern).map_err(|e| wrong(path, format!("it is no pattern: {e}")))?;
+    let mut found = found.collect::<Result<Vec<_>, _>>().map_err(|e| wrong(path, e))?;
+    found.retain(|file| !file.is_dir());
+    match found.is_empty() {
+        true => Err(wrong(path, "there is no such file, and as a pattern it matches none")),
+        false => Ok(found),
+    }
 }
 
 /// The paths of all files below `dir`, with `/` between folders. Hidden folders are left out, and folders that are links, which
@@ -92,14 +106,39 @@ pub(crate) fn select(names: &[String], card: Option<&str>, wanted: &Wanted) -> R
     files.retain(|name| is_file_name(name) && !hidden(name) && !about(name));
     files.sort_unstable();
     if files.is_empty() {
-        return Err(format!("it has no file that ends in .{}", ENDINGS.join(", .")));
+        return Err(nothing(names));
     }
+    once(&mut files);
     let subsets = card.map_or(Ok(Vec::new()), card::subsets)?;
     let chosen = match subsets.is_empty() {
         true => of_folder(&files, wanted)?,
         false => of_card(&files, &subsets, wanted)?,
     };
     Ok(chosen.into_iter().map(str::to_owned).collect())
+}
+
+/// That there is no file with rows, and what to do with the one that there is instead.
+fn nothing(names: &[String]) -> String {
+    let other = names.iter().find_map(|name| Some(format!("; `{name}`: {}", kinds::foreign(name)?)));
+    format!("it has no file that ends in .{}{}", ENDINGS.join(", ."), other.unwrap_or_default())
+}
+
+/// Leaves out a second log of the same rollouts.
+fn once(files: &mut Vec<&str>) {
+    let [all, effective] = LOGS;
+    let known: BTreeSet<String> = files.iter().map(|name| (*name).to_owned()).collect();
+    let is_second = |name: &str| {
+        let step = name.strip_suffix(all).filter(|step| step.is_empty() || step.ends_with('/'));
+        step.is_some_and(|step| known.contains(&format!("{step}{effective}")))
+    };
+    let before = files.len();
+    files.retain(|name| !is_second(name));
+    if files.len() < before {
+        tracing::info!(
+            "rollouts are in `{all}` and, those that were trained on, in `{effective}` again: the data is the latter; a folder \
+             `all`, or the pattern `*/train/{all}`, names the former"
+        );
+    }
 }
 
 fn of_card<'a>(files: &[&'a str], subsets: &[Subset], wanted: &Wanted) -> Result<Vec<&'a str>, String> {

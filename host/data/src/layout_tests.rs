@@ -47,8 +47,26 @@ fn where_no_name_says_anything_all_is_train() {
     assert_eq!(files(&names, "train"), ["a.json", "b.jsonl", "c/d.parquet"]);
     assert_eq!(files(&names, "c"), ["c/d.parquet"]);
     assert_eq!(chosen(&names, None, None, "test").unwrap_err(), "there is no split `test`; it has train");
-    let none = chosen(&["a.csv", "config.json"], None, None, "train").unwrap_err();
-    assert_eq!(none, "it has no file that ends in .jsonl, .ndjson, .json, .parquet");
+    let none = |names: &[&str]| chosen(names, None, None, "train").unwrap_err();
+    assert_eq!(none(&["a.txt", "config.json"]), "it has no file that ends in .jsonl, .ndjson, .json, .parquet");
+    assert!(none(&["a.csv"]).contains(".parquet; `a.csv`: tables of text are not read: write it as JSON lines"));
+    assert!(none(&["a.jsonl.gz"]).ends_with("`a.jsonl.gz`: it is packed: unpack it first"));
+    let saved = ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"];
+    assert!(none(&saved).contains("nor folders of `save_to_disk`: write it as Parquet"));
+}
+
+#[test]
+fn rollouts_are_counted_once() {
+    let names = [
+        "step_1/train/all/traces.jsonl",
+        "step_1/train/effective/traces.jsonl",
+        "step_2/train/all/traces.jsonl",
+        "step_2/eval/all/traces.jsonl",
+    ];
+    assert_eq!(files(&names, "train"), names[1..3]);
+    assert_eq!(files(&names, "test"), names[3..]);
+    assert_eq!(files(&["all/traces.jsonl", "effective/traces.jsonl"], "train"), ["effective/traces.jsonl"]);
+    assert_eq!(files(&["small/traces.jsonl", "seffective/traces.jsonl"], "train").len(), 2);
 }
 
 #[test]

@@ -5,10 +5,13 @@
 
 mod card;
 mod hub;
+mod kinds;
 mod layout;
+mod records;
 mod rows;
 
 pub use hub::{Fetched, fetch};
+pub use kinds::is_too_many_files;
 pub use layout::{Wanted, find, is_file_name};
 pub use rows::{Row, rows};
 

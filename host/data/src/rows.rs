@@ -1,22 +1,25 @@
-//! The rows of files: JSON lines, lists in JSON, Parquet. Owns the formats; must not know which files are wanted.
+//! The rows of files: JSON lines and lists in JSON, and which of them a file has. Owns these formats; must not know which files
+//! are wanted.
 
-use crate::{DataError, wrong};
-use parquet::errors::ParquetError;
-use parquet::file::reader::SerializedFileReader;
+use crate::records::records;
+use crate::{DataError, kinds, wrong};
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::Value;
 use std::cell::Cell;
 use std::fmt::{self, Formatter};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 /// Values of a list that are read ahead.
 const AHEAD: usize = 16;
 /// Longest row in JSON, bytes. What is longer is no row, or no text.
 const MAX_ROW: u64 = 32 << 20;
+
+/// What a file is whose first line is a bracket.
+const OVER_LINES: &str =
+    "it is one JSON value over several lines: write a row a line, or a list of rows into a `.json` file";
 
 /// A row.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,38 +30,42 @@ pub struct Row {
     pub value: Result<Value, String>,
 }
 
-type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
+pub(crate) type Rows = Box<dyn Iterator<Item = Result<Row, DataError>>>;
 
 /// The rows of all files, one after the other: `.jsonl` and `.ndjson` have one JSON value a line, `.json` has a list of them
-/// or the same, `.parquet` a record each, whose structs and lists become objects and arrays and whose absent values are
-/// `null`. A file of another ending is JSON lines. A few rows are in memory at a time.
+/// or the same, `.parquet` a record each, whose structs and lists become objects and arrays; of these only `columns` are read,
+/// and what is null in a struct is absent. A file of another ending is JSON lines. A few rows are in memory at a time.
 ///
 /// # Errors
-/// A file that cannot be read, or has a row in JSON of more than 32 MiB: of the first one now, of others from the iterator.
-pub fn rows(files: Vec<PathBuf>) -> Result<impl Iterator<Item = Result<Row, DataError>>, DataError> {
+/// A file that cannot be read or is of another kind, or has a row in JSON of more than 32 MiB: of the first one now, of others
+/// from the iterator.
+pub fn rows(
+    files: Vec<PathBuf>,
+    columns: &'static [&'static str],
+) -> Result<impl Iterator<Item = Result<Row, DataError>>, DataError> {
     let mut files = files.into_iter();
     // The first file's errors are told before anything else happens.
-    let first = files.next().map(open).transpose()?;
-    let rest = files.flat_map(|file| match open(file) {
+    let first = files.next().map(|file| open(file, columns)).transpose()?;
+    let rest = files.flat_map(|file| match open(file, columns) {
         Ok(rows) => rows,
         Err(error) => Box::new(std::iter::once(Err(error))),
     });
     Ok(first.into_iter().flatten().chain(rest))
 }
 
-fn open(path: PathBuf) -> Result<Rows, DataError> {
-    let file = File::open(&path).map_err(|e| wrong(&path, e))?;
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("parquet") => parquet(path, file),
-        Some("json") => {
-            let mut file = BufReader::new(file);
-            let is_list = begins_a_list(&mut file).and_then(|is| file.rewind().map(|()| is));
-            match is_list.map_err(|e| wrong(&path, e))? {
-                true => list(path, file.into_inner()),
-                false => Ok(Box::new(lines(path, file))),
-            }
-        }
-        _ => Ok(Box::new(lines(path, BufReader::new(file)))),
+fn open(path: PathBuf, columns: &[&str]) -> Result<Rows, DataError> {
+    let mut file = kinds::open(&path)?;
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    if ending == Some("parquet") {
+        return records(path, file, columns);
+    }
+    let start = SeekFrom::Start(kinds::start(&path, &mut file)?);
+    let mut text = BufReader::new(file);
+    let begun = text.seek(start).and_then(|_| Ok(ending == Some("json") && begins_a_list(&mut text)?));
+    match begun.and_then(|is_list| text.seek(start).map(|_| is_list)) {
+        Ok(true) => list(path, text.into_inner()),
+        Ok(false) => Ok(Box::new(lines(path, text))),
+        Err(error) => Err(wrong(&path, error)),
     }
 }
 
@@ -78,7 +85,7 @@ fn begins_a_list(file: &mut impl BufRead) -> io::Result<bool> {
 
 fn lines(path: PathBuf, file: BufReader<File>) -> impl Iterator<Item = Result<Row, DataError>> {
     let mut file = Some(file);
-    let (mut number, mut line) = (0, Vec::new());
+    let (mut number, mut line, mut first) = (0, Vec::new(), true);
     std::iter::from_fn(move || {
         loop {
             line.clear();
@@ -95,7 +102,13 @@ fn lines(path: PathBuf, file: BufReader<File>) -> impl Iterator<Item = Result<Ro
                     return Some(Err(wrong(&path, error)));
                 }
             }
-            if !line.trim_ascii().is_empty() {
+            let text = line.trim_ascii();
+            if first && matches!(text, b"{" | b"[") {
+                file = None;
+                return Some(Err(wrong(&path, OVER_LINES)));
+            }
+            first &= text.is_empty();
+            if !text.is_empty() {
                 let place = format!("{}:{number}", path.display());
                 return Some(Ok(Row { place, value: serde_json::from_slice(&line).map_err(|e| e.to_string()) }));
             }
@@ -165,29 +178,4 @@ impl<'de> Visitor<'de> for Items<'_> {
         }
         Ok(())
     }
-}
-
-fn parquet(path: PathBuf, file: File) -> Result<Rows, DataError> {
-    let told = |path: &Path, error: ParquetError| wrong(path, format!("it is no whole Parquet file: {error}"));
-    let reader = SerializedFileReader::new(file).map_err(|e| told(&path, e))?;
-    let mut records = Some(reader.into_iter().enumerate());
-    Ok(Box::new(std::iter::from_fn(move || {
-        let rest = records.as_mut()?;
-        // The reader panics at values of types that it does not know, and at dates that there are not.
-        let read = AssertUnwindSafe(|| rest.next().map(|(at, record)| (at, record.map(|r| r.to_json_value()))));
-        match catch_unwind(read) {
-            Ok(None) => None,
-            Ok(Some((at, Ok(value)))) => {
-                Some(Ok(Row { place: format!("{}: row {}", path.display(), at + 1), value: Ok(value) }))
-            }
-            Ok(Some((_, Err(error)))) => {
-                records = None;
-                Some(Err(told(&path, error)))
-            }
-            Err(_) => {
-                records = None;
-                Some(Err(wrong(&path, "it has a column of a type that cannot be read")))
-            }
-        }
-    })))
 }

@@ -1,8 +1,12 @@
 //! Rows of every format, and files that are none.
 
-use prl_data::{Row, Skipped, Wanted, find, rows};
-use serde_json::{Value, json};
+use prl_data::{DataError, Row, Skipped, Wanted, find};
+use serde_json::json;
 use std::path::{Path, PathBuf};
+
+fn rows(files: Vec<PathBuf>) -> Result<impl Iterator<Item = Result<Row, DataError>>, DataError> {
+    prl_data::rows(files, &["messages", "tools"])
+}
 
 fn all(path: &Path) -> Vec<Row> {
     rows(find(path, &Wanted::default()).unwrap()).unwrap().collect::<Result<_, _>>().unwrap()
@@ -12,24 +16,13 @@ fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rows").join(name)
 }
 
-/// Without what is null, at any depth.
-fn bare(value: Value) -> Value {
-    match value {
-        Value::Object(map) => map.into_iter().filter(|(_, v)| !v.is_null()).map(|(k, v)| (k, bare(v))).collect(),
-        Value::Array(items) => items.into_iter().map(bare).collect(),
-        other => other,
-    }
-}
-
 #[test]
-fn parquet_has_the_rows_of_the_lines_and_nulls_where_they_have_nothing() {
+fn parquet_has_the_rows_of_the_lines() {
     let (lines, records) = (all(&committed("chat.jsonl")), all(&committed("chat.parquet")));
     assert_eq!((lines.len(), records.len()), (3, 3));
     assert!(lines[1].place.ends_with("chat.jsonl:2") && records[1].place.ends_with("chat.parquet: row 2"));
-    let filled = records[0].value.clone().unwrap();
-    assert!(filled["messages"][0]["tool_calls"].is_null() && filled["messages"][0].get("tool_calls").is_some());
     for (line, record) in lines.into_iter().zip(records) {
-        assert_eq!(bare(record.value.unwrap()), line.value.unwrap());
+        assert_eq!(record.value.unwrap(), line.value.unwrap());
     }
 }
 
@@ -142,4 +135,56 @@ fn what_never_ends_is_no_row() {
     assert_eq!(list(5, 8 << 20).unwrap().len(), 5);
     let told = list(1, 33 << 20).unwrap_err().to_string();
     assert!(told.contains(&format!("it is no list in JSON: a value has {long}")), "{told}");
+}
+
+#[test]
+fn a_mark_before_the_text_is_none_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in
+        [("a.jsonl", "\u{feff}{\"n\": 0}\n"), ("a.json", "\u{feff} [{\"n\": 0}]"), ("b.json", "\u{feff}{\"n\": 0}")]
+    {
+        std::fs::write(dir.path().join(name), text).unwrap();
+        let found = all(&dir.path().join(name));
+        assert_eq!((found.len(), found[0].value.clone()), (1, Ok(json!({"n": 0}))), "{name}");
+    }
+}
+
+#[test]
+fn other_kinds_of_files_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = |name: &str, bytes: &[u8]| {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+        let opened = rows(vec![dir.path().join(name)]).map(|mut rows| rows.find_map(Result::err));
+        opened.unwrap_or_else(Some).map(|error| error.to_string()).unwrap_or_default()
+    };
+    assert!(told("a.jsonl.gz", b"\x1f\x8b").ends_with("it is packed: unpack it first"));
+    assert!(told("a.jsonl", b"\x1f\x8b\x08 and so on").ends_with("it is packed: unpack it first"));
+    assert!(told("a.csv", b"prompt,completion\n").contains("tables of text are not read"));
+    assert!(told("data-00000-of-00001.arrow", b"\xff\xff\xff\xff").contains("write it as Parquet"));
+    assert!(told("b.jsonl", &std::fs::read(committed("chat.parquet")).unwrap()).contains("name it `.parquet`"));
+    assert!(told("c.jsonl", b"\xff\xfe{\0").contains("UTF-16"));
+    for name in ["d.json", "d.jsonl"] {
+        let told = told(name, b"\n{\n  \"prompt\": \"a\"\n}\n");
+        assert!(told.contains("it is one JSON value over several lines: write a row a line"), "{told}");
+    }
+    let told = rows(vec!["/dev/zero".into()]).err().unwrap().to_string();
+    assert!(told.contains("it is a pipe, a device or a folder"), "{told}");
+}
+
+#[test]
+fn a_pattern_names_several_files() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["b.jsonl", "a.jsonl", "c.txt", "[x].jsonl"] {
+        std::fs::write(dir.path().join(name), "{}\n").unwrap();
+    }
+    let found = |name: &str| find(&dir.path().join(name), &Wanted::default());
+    let names = |name: &str| {
+        let files = found(name).unwrap().into_iter();
+        files.map(|file| file.file_name().unwrap().to_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("?.jsonl"), ["a.jsonl", "b.jsonl"]);
+    // What is there is no pattern.
+    assert_eq!(names("[x].jsonl"), ["[x].jsonl"]);
+    let told = found("*.parquet").unwrap_err().to_string();
+    assert!(told.contains("as a pattern it matches none"), "{told}");
 }

@@ -52,7 +52,7 @@ fn of(subset: Option<&str>, split: &str) -> Wanted {
 }
 
 fn values(files: Vec<PathBuf>) -> Vec<Value> {
-    rows(files).unwrap().map(|row| row.unwrap().value.unwrap()).collect()
+    rows(files, &["messages", "tools"]).unwrap().map(|row| row.unwrap().value.unwrap()).collect()
 }
 
 fn fetch(

@@ -2,8 +2,8 @@
 //! failures are tried again; must not know the cache, nor what an answer holds.
 
 use crate::{HubError, HubOptions};
-use std::io;
-use std::time::Duration;
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
 use ureq::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use ureq::{Agent, Body};
 use url::Url;
@@ -12,6 +12,10 @@ use url::Url;
 const TRIES: u32 = 5;
 /// Redirects on the way to an answer.
 const MAX_REDIRECTS: u32 = 10;
+/// An answer that says what there is may take so many times the patience with silence.
+const LISTING: u32 = 6;
+/// A name of content is no longer than this: it becomes the name of a file.
+const MAX_NAME: usize = 128;
 /// A hub that wants to be left alone for longer than this is told of, not waited for.
 const MAX_WAIT: Duration = Duration::from_secs(300);
 
@@ -77,6 +81,7 @@ pub(crate) struct Client {
     agent: Agent,
     home: Url,
     token: Option<HeaderValue>,
+    patience: Duration,
     pause: Duration,
 }
 
@@ -93,21 +98,30 @@ impl Client {
                 "HF_ENDPOINT is `{endpoint}`, which is no address of a hub: it begins with https://"
             ))
         })?;
-        let token = options.token.as_ref().map(|token| HeaderValue::from_str(&format!("Bearer {token}"))).transpose();
-        let mut token = token.map_err(|_| HubError::Refused("HF_TOKEN has characters that no token has".into()))?;
+        let bearer = |token: &String| {
+            let token = Some(token).filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic()));
+            token.and_then(|token| HeaderValue::from_str(&format!("Bearer {token}")).ok()).ok_or_else(|| {
+                HubError::Refused(
+                    "HF_TOKEN, or the file of the token, has a blank, a line break or a letter that no token has: copy it anew"
+                        .into(),
+                )
+            })
+        };
+        let mut token = options.token.as_ref().map(bearer).transpose()?;
         token.iter_mut().for_each(|token| token.set_sensitive(true));
+        let patience = options.patience;
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
             .accept_encoding("identity")
             .user_agent(concat!("prl/", env!("CARGO_PKG_VERSION")))
-            .timeout_resolve(Some(options.patience))
-            .timeout_connect(Some(options.patience))
-            .timeout_recv_response(Some(options.patience))
-            .timeout_per_read(Some(options.patience))
+            .timeout_resolve(Some(patience))
+            .timeout_connect(Some(patience))
+            .timeout_recv_response(Some(patience))
+            .timeout_per_read(Some(patience))
             .build();
-        Ok(Client { agent: Agent::new_with_config(config), home, token, pause: options.pause })
+        Ok(Client { agent: Agent::new_with_config(config), home, token, patience, pause: options.pause })
     }
 
     /// An address of the hub; what cannot be in an address is written as it has to be.
@@ -128,8 +142,13 @@ impl Client {
         let of = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
         let etag =
             of(LINKED_ETAG).or_else(|| of(header::ETAG)).map(|tag| tag.trim_start_matches("W/").trim_matches('"'));
-        let etag = etag.filter(|etag| crate::is_plain_name(etag));
         let etag = etag.ok_or_else(|| Trouble::Bad("the hub does not name its content (ETag)".into()))?;
+        if !crate::is_plain_name(etag) || etag.len() > MAX_NAME {
+            let etag: String = etag.chars().take(MAX_NAME).collect();
+            return Err(Trouble::Bad(format!(
+                "the hub names its content {etag:?} (ETag), which cannot be a file's name"
+            )));
+        }
         // The length of a redirect is not that of the file.
         let length = if response.status().is_redirection() { None } else { of(header::CONTENT_LENGTH) };
         let size = of(LINKED_SIZE).or(length).and_then(|size| size.parse().ok());
@@ -142,6 +161,34 @@ impl Client {
     /// Any answer but 200, 206 and, with `from`, 416.
     pub fn get(&self, url: &Url, from: u64) -> Result<Response<Body>, Trouble> {
         self.ask(Method::GET, url, from)
+    }
+
+    /// All of what is at `url`, if it is at most `limit` bytes and has come after six times the patience with silence.
+    ///
+    /// # Errors
+    /// Any answer but 200; one that is too long or takes too long.
+    pub fn text(&self, url: &Url, limit: u64) -> Result<Vec<u8>, Trouble> {
+        let begun = Instant::now();
+        let mut response = self.get(url, 0)?;
+        let mut body = response.body_mut().as_reader().take(limit + 1);
+        let (mut text, mut chunk) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            match body.read(&mut chunk) {
+                Ok(0) => return Ok(text),
+                Ok(got) => text.extend_from_slice(&chunk[..got]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Trouble::passing(error)),
+            }
+            if text.len() as u64 > limit {
+                return Err(Trouble::Bad(format!("its answer has more than {} MiB", limit >> 20)));
+            }
+            // Whoever sends a byte now and then is never silent.
+            let (limit, so_far) = (self.patience * LISTING, text.len());
+            if begun.elapsed() > limit {
+                let seconds = limit.as_secs_f64();
+                return Err(Trouble::Away(format!("its answer is not complete after {seconds:.0} s ({so_far} bytes)")));
+            }
+        }
     }
 
     /// Follows redirects, with the token for the hub alone.

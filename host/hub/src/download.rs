@@ -88,6 +88,7 @@ fn go_on(client: &Client, url: &Url, size: Option<u64>, part: &mut File) -> Resu
     }
     let begun = at;
     let broken = |reason: String, at: u64| Trouble::Passing { reason, wait: None, moved: at - begun >= MUCH };
+    let size = size.or_else(|| if goes_on { total(range?) } else { response.body().content_length() });
     let mut body = response.body_mut().as_reader();
     let mut chunk = vec![0; CHUNK];
     loop {
@@ -108,6 +109,11 @@ fn go_on(client: &Client, url: &Url, size: Option<u64>, part: &mut File) -> Resu
         Some(size) => Err(broken(format!("the download ended after {at} of {size} bytes"), at)),
         None => Ok(()),
     }
+}
+
+/// The bytes of the whole, by the `Content-Range` of a part of it.
+fn total(range: &str) -> Option<u64> {
+    range.rsplit_once('/')?.1.parse().ok()
 }
 
 /// Whether a name of content is its SHA-256.

@@ -197,15 +197,9 @@ impl<'a> Hub<'a> {
         let kind = format!("{}s", self.kind.noun());
         let mut url = client.url(["api", &kind, owner, name, "revision", self.revision]);
         url.set_query(Some("blobs=true"));
-        let answer = client.persist((self.id, false), || {
-            let mut response = client.get(&url, 0)?;
-            match response.body_mut().with_config().limit(MAX_LISTING).read_to_vec() {
-                Err(ureq::Error::BodyExceedsLimit(_)) => {
-                    Err(Trouble::Bad(format!("its listing has more than {} MiB", MAX_LISTING >> 20)))
-                }
-                text => text.map_err(Trouble::passing),
-            }
-        });
+        let (id, endpoint, noun) = (self.id, &self.options.endpoint, self.kind.noun());
+        tracing::info!("asking {endpoint} what the {noun} `{id}` has");
+        let answer = client.persist((id, false), || client.text(&url, MAX_LISTING));
         let text = answer.map_err(|trouble| self.explain(trouble, None))?;
         let bad = |what: &str| self.explain(Trouble::Bad(format!("it gives no {what}")), None);
         let info: Info = serde_json::from_slice(&text).map_err(|e| bad(&format!("listing that can be read: {e}")))?;
@@ -293,9 +287,9 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// Whether a path stays inside of the folder that it is put in.
+/// Whether a path can be one, and stays inside of the folder that it is put in.
 fn is_inside(name: &str) -> bool {
-    name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+    !name.contains('\0') && name.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
 /// Whether there is a file with as many bytes as it must have, where that is known.
