@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 
 /// An epoch has less draws than this: places are kept in 32 bits.
 const MAX_DRAWS: f64 = u32::MAX as f64;
+/// Memory that a draw takes: its place in the sequence, and in the order of an epoch.
+const DRAW_BYTES: f64 = 8.0;
 /// The stream of random numbers that says whose turn it is; 0 is that of shuffles.
 const TURNS: u64 = 1;
 
@@ -152,6 +154,7 @@ impl Documents for Mixture {
         if self.ordered_for != Some(epoch) {
             let sequence = &self.sequence;
             self.order.clear();
+            self.order.try_reserve_exact(sequence.len()).map_err(|_| no_room(sequence.len() as f64))?;
             self.order.extend((0..sequence.len()).map(|at| sequence.place(at)));
             shuffle(&mut self.order, seed.wrapping_add(epoch));
             self.ordered_for = Some(epoch);
@@ -200,18 +203,10 @@ impl Turns {
         if lens.is_empty() || lens.contains(&0) {
             return Err("a source has no documents".into());
         }
-        let weights = match &self.probabilities {
-            None => vec![1.0 / lens.len() as f64; lens.len()],
-            Some(p) if p.len() == lens.len() && p.iter().all(|p| p.is_finite() && *p > 0.0) => p.clone(),
-            Some(p) => return Err(format!("{p:?} are no probabilities of {} sources", lens.len())),
-        };
-        let needed = lens.iter().zip(&weights).map(|(len, weight)| *len as f64 / weight);
-        let draws = match self.until {
-            Until::First => needed.fold(f64::INFINITY, f64::min),
-            Until::All => needed.fold(0.0, f64::max),
-        };
+        let weights = self.weights(lens.len())?;
+        let draws = self.draws(lens, &weights);
         if draws > MAX_DRAWS / 2.0 {
-            return Err(format!("an epoch of the mixture would have about {draws:.1e} documents: mix less unevenly"));
+            return Err(too_many(draws));
         }
         let mut starts = Vec::with_capacity(lens.len());
         starts.extend(lens.iter().scan(0, |start, len| Some(std::mem::replace(start, *start + len))));
@@ -219,6 +214,8 @@ impl Turns {
         let mut exhausted = vec![false; lens.len()];
         let mut picks = Picks::new(self, lens.len());
         let mut places = Vec::new();
+        // How many it is exactly, chance says; a hundredth more is seldom needed, and makes room anew where it is.
+        places.try_reserve(draws as usize + draws as usize / 100).map_err(|_| no_room(draws))?;
         while !(picks.may_end() && self.ended(&exhausted)) {
             let part = picks.next();
             places.push(u32::try_from(starts[part] + next[part]).map_err(|_| "there are too many documents")?);
@@ -230,12 +227,58 @@ impl Turns {
         Ok(places)
     }
 
+    /// Whether an epoch of sources that have at least so many documents can be held in `memory` bytes. A single source is
+    /// as long as it is.
+    ///
+    /// # Errors
+    /// It cannot, or the probabilities are none.
+    pub fn check(&self, lens: &[usize], memory: u64) -> Result<(), TrainerError> {
+        if lens.len() < 2 {
+            return Ok(());
+        }
+        let weights = self.weights(lens.len()).map_err(TrainerError::Mixture)?;
+        match self.draws(lens, &weights) {
+            draws if draws > MAX_DRAWS / 2.0 => Err(TrainerError::Mixture(too_many(draws))),
+            draws if draws * DRAW_BYTES > memory as f64 => Err(TrainerError::Mixture(no_room(draws))),
+            _ => Ok(()),
+        }
+    }
+
+    fn weights(&self, parts: usize) -> Result<Vec<f64>, String> {
+        match &self.probabilities {
+            None => Ok(vec![1.0 / parts as f64; parts]),
+            Some(p) if p.len() == parts && p.iter().all(|p| p.is_finite() && *p > 0.0) => Ok(p.clone()),
+            Some(p) => Err(format!("{p:?} are no probabilities of {parts} sources")),
+        }
+    }
+
+    /// About how many draws an epoch has.
+    fn draws(&self, lens: &[usize], weights: &[f64]) -> f64 {
+        let needed = lens.iter().zip(weights).map(|(len, weight)| *len as f64 / weight);
+        match self.until {
+            Until::First => needed.fold(f64::INFINITY, f64::min),
+            Until::All => needed.fold(0.0, f64::max),
+        }
+    }
+
     fn ended(&self, exhausted: &[bool]) -> bool {
         match self.until {
             Until::First => exhausted.contains(&true),
             Until::All => !exhausted.contains(&false),
         }
     }
+}
+
+fn too_many(draws: f64) -> String {
+    format!("an epoch of the mixture would have about {draws:.1e} documents: mix less unevenly")
+}
+
+fn no_room(draws: f64) -> String {
+    let gib = draws * DRAW_BYTES / f64::from(1 << 30);
+    format!(
+        "an epoch would have about {draws:.1e} draws, which take {gib:.1} GiB of memory, more than there is: mix less \
+         unevenly, or let an epoch end with the shortest source (`stopping_strategy` = \"first_exhausted\")"
+    )
 }
 
 /// Whose turn it is.

@@ -125,6 +125,24 @@ fn mixtures_that_cannot_be_are_refused() {
     assert_eq!(uneven, "an epoch of the mixture would have about 1.0e10 documents: mix less unevenly");
 }
 
+/// What sources have at least is enough to know.
+#[test]
+fn an_epoch_that_memory_cannot_hold_is_refused_before_it_is_laid_out() {
+    let uneven = [1e-7, 1.0 - 1e-7];
+    let told = |until, lens: &[usize], memory| {
+        let checked = turns(Some(&uneven), until).check(lens, memory);
+        checked.err().map(|e| e.to_string()).unwrap_or_default()
+    };
+    assert_eq!(told(Until::All, &[1, 1], 1 << 30), "");
+    let text = told(Until::All, &[100, 1], 1 << 30);
+    assert!(text.starts_with("an epoch would have about 1.0e9 draws, which take 7.5 GiB of memory"), "{text}");
+    assert!(told(Until::All, &[1000, 1], u64::MAX).contains("mix less unevenly"));
+    assert_eq!(told(Until::First, &[1000, 1], 64), "");
+    // One by one the shorter one is repeated.
+    assert!(turns(None, Until::All).check(&[1 << 20, 1], 1 << 23).is_err());
+    assert!(turns(None, Until::All).check(&[1 << 20], 0).is_ok());
+}
+
 proptest! {
     #[test]
     fn an_epoch_ends_when_it_is_told_to(

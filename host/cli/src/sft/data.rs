@@ -134,7 +134,10 @@ impl Data {
         match data {
             SftData::Fake(fake) => Ok(Data::Fake(fake.clone(), texts.decoder.config().vocab_size)),
             SftData::Files(files) => {
-                Ok(Data::All(files::parts(texts, key, files, loss_of(&files.loss_mask))?, files::turns(files)))
+                let (loss, turns) = (loss_of(&files.loss_mask), files::turns(files));
+                // A validation takes every document once, whatever turns it has.
+                let drawn = (key == "data").then_some(&turns);
+                Ok(Data::All(files::parts(texts, key, files, (loss, drawn))?, turns))
             }
             SftData::Env(env) => {
                 let (renderer, loss) = (texts.renderer()?, loss_of(&env.loss_mask));

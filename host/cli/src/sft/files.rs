@@ -1,17 +1,25 @@
 //! From the files that a data section names to documents on disk. Owns which files these are, what is said about rows that
 //! cannot be used, and where documents are kept while the run lasts; how rows become tokens is the renderer's business.
 
+mod columns;
+
 use crate::assets;
 use crate::caches;
 use crate::failure::{Failure, input};
+use crate::machine;
 use crate::sft::data::{Texts, documents};
+use columns::COLUMNS;
 use prl_config::{FileData, StoppingStrategy};
 use prl_data::{DataError, Row, Skipped, Wanted};
 use prl_render::{LossMask, Renderer, read_conversation};
 use prl_trainer::{Document, Part, SpoolWriter, Turns, Until};
 use rayon::prelude::*;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+/// Time between two lines that say how far the reading has come.
+const BETWEEN_LINES: Duration = Duration::from_secs(5);
 /// Rows that are rendered at a time.
 const BATCH: usize = 256;
 
@@ -69,6 +77,15 @@ impl Filling {
         Ok(())
     }
 
+    /// Says how far the part `name` has come.
+    fn tell(&self, name: &str) {
+        let Filling { key, conversations, tokens, .. } = self;
+        tracing::info!(
+            target: "prl_trainer",
+            "`{key}`: rendering; {conversations} conversations ({name}) and {tokens} tokens so far"
+        );
+    }
+
     /// All of it, as the part `name`, from a commit of the hub.
     pub fn finish(self, name: &str, commit: Option<String>) -> Result<Part, Failure> {
         let Filling { key, row, writer, folder, conversations, documents, tokens, used, cut, without_target } = self;
@@ -103,14 +120,20 @@ impl Filling {
 }
 
 fn no_room(key: &str, folder: &Path, error: &std::io::Error) -> Failure {
+    if prl_data::is_too_many_files(error) {
+        return Failure::run(format_args!(
+            "`{key}`: each subset or split is kept in a file of its own, and no more can be open ({error}): `ulimit -n` says how \
+             many there may be, and raises it"
+        ));
+    }
     Failure::run(format_args!(
         "`{key}`: its tokens cannot be kept in `{}`: {error}; `XDG_CACHE_HOME` names another place",
         folder.display()
     ))
 }
 
-/// What the section `key` wants, each with the name that metrics give it.
-fn wanted(files: &FileData) -> Vec<(String, Wanted)> {
+/// What the section wants, each with the name that metrics give it: as short as tells them apart.
+fn wanted(key: &str, files: &FileData) -> Result<Vec<(String, Wanted)>, Failure> {
     let subset = |name: &String| Some(name.clone());
     let wanted: Vec<Wanted> = match (&files.subsets, &files.splits) {
         (None, None) => vec![Wanted::default()],
@@ -123,13 +146,24 @@ fn wanted(files: &FileData) -> Vec<(String, Wanted)> {
             both.map(|(name, split)| Wanted { subset: subset(name), split: split.clone() }).collect()
         }
     };
-    let name = |one: &Wanted| match &one.subset {
+    let long = |one: &Wanted| match &one.subset {
         None => one.split.clone(),
-        Some(subset) if wanted.iter().filter(|other| other.subset == one.subset).count() == 1 => subset.clone(),
-        Some(subset) => format!("{subset}/{}", one.split),
+        Some(subset) => format!("{}/{}", subset.trim_matches('/'), one.split),
     };
-    let names: Vec<String> = wanted.iter().map(name).collect();
-    names.into_iter().zip(wanted).collect()
+    let short = |one: &Wanted| match &one.subset {
+        Some(subset) if wanted.iter().filter(|other| other.subset == one.subset).count() == 1 => {
+            subset.trim_matches('/').to_owned()
+        }
+        _ => long(one),
+    };
+    let names = [wanted.iter().map(short).collect::<Vec<String>>(), wanted.iter().map(long).collect()];
+    let differ = |names: &Vec<String>| names.iter().collect::<BTreeSet<_>>().len() == names.len();
+    let Some(names) = names.into_iter().find(differ) else {
+        return Err(Failure::input(format_args!(
+            "`{key}`: metrics could not tell its subsets and splits apart, two of which are the same written one behind the other"
+        )));
+    };
+    Ok(names.into_iter().zip(wanted).collect())
 }
 
 /// How the section's sources take turns.
@@ -141,17 +175,30 @@ pub fn turns(files: &FileData) -> Turns {
     Turns { probabilities: files.probabilities.clone(), until, seed: files.seed }
 }
 
-/// The documents of the section `key`: a part for each subset or split.
-pub fn parts(texts: &Texts<'_>, key: &str, files: &FileData, loss: LossMask) -> Result<Vec<Part>, Failure> {
+/// The documents of the section `key`: a part for each subset or split. `turns` is how they are drawn, where not each is
+/// taken once.
+pub fn parts(
+    texts: &Texts<'_>,
+    key: &str,
+    files: &FileData,
+    (loss, turns): (LossMask, Option<&Turns>),
+) -> Result<Vec<Part>, Failure> {
     let renderer = texts.renderer()?;
-    let key = format!("{key}.name");
+    let (section, key) = (key, format!("{key}.name"));
     let bad = |error: DataError| input(format!("`{key}`"))(error);
-    let (names, wanted): (Vec<String>, Vec<Wanted>) = wanted(files).into_iter().unzip();
+    let (names, wanted): (Vec<String>, Vec<Wanted>) = wanted(section, files)?.into_iter().unzip();
+    // A document each, until more is known.
+    let mut lens = vec![1; wanted.len()];
+    let memory = machine::memory().map_or(u64::MAX, |memory| memory.available);
+    let check =
+        |lens: &[usize]| turns.map_or(Ok(()), |turns| turns.check(lens, memory)).map_err(input(format!("`{section}`")));
+    check(&lens)?;
     let Found { path, commit, files: found } = find(texts, &key, files, &wanted)?;
     let mut parts = Vec::new();
-    for (name, found) in names.into_iter().zip(found) {
-        let mut rows = prl_data::rows(found).map_err(bad)?;
+    for (at, (name, found)) in names.into_iter().zip(found).enumerate() {
+        let mut rows = prl_data::rows(found, &COLUMNS).map_err(bad)?;
         let (mut filling, mut skipped) = (Filling::new(&key, files.seq_len)?, Skipped::default());
+        let mut told = Instant::now();
         loop {
             let batch: Vec<Row> = rows.by_ref().take(BATCH).collect::<Result<_, _>>().map_err(bad)?;
             if batch.is_empty() {
@@ -168,10 +215,17 @@ pub fn parts(texts: &Texts<'_>, key: &str, files: &FileData, loss: LossMask) -> 
                 tell(&path, &skipped, filling.conversations);
                 return Err(bad(error));
             }
+            if told.elapsed() >= BETWEEN_LINES {
+                filling.tell(&name);
+                told = Instant::now();
+            }
         }
         tell(&path, &skipped, filling.conversations);
         skipped.check_share(&path, filling.conversations).map_err(bad)?;
-        parts.push(filling.finish(&name, commit.clone())?);
+        let part = filling.finish(&name, commit.clone())?;
+        lens[at] = part.documents.len();
+        check(&lens)?;
+        parts.push(part);
     }
     Ok(parts)
 }
@@ -210,7 +264,7 @@ fn read(
     value: Result<serde_json::Value, String>,
     loss: LossMask,
 ) -> Result<Vec<Document>, String> {
-    documents(renderer, &read_conversation(&value?)?, loss)
+    documents(renderer, &read_conversation(&columns::decoded(value?)?)?, loss)
 }
 
 fn tell(path: &Path, skipped: &Skipped, good: u64) {
@@ -233,7 +287,7 @@ mod tests {
             let list =
                 |names: &[&str]| Some(names.iter().map(|n| n.to_string()).collect()).filter(|l: &Vec<_>| !l.is_empty());
             let files = FileData { subsets: list(subsets), splits: list(splits), ..FileData::default() };
-            wanted(&files).into_iter().map(|(name, w)| (name, w.subset, w.split)).collect::<Vec<_>>()
+            wanted("data", &files).unwrap().into_iter().map(|(name, w)| (name, w.subset, w.split)).collect::<Vec<_>>()
         };
         let one =
             |name: &str, subset: Option<&str>, split: &str| (name.into(), subset.map(str::to_owned), split.into());
@@ -242,5 +296,15 @@ mod tests {
         assert_eq!(names(&[], &["x", "y"]), [one("x", None, "x"), one("y", None, "y")]);
         let both = [one("a/x", Some("a"), "x"), one("b", Some("b"), "x"), one("a/y", Some("a"), "y")];
         assert_eq!(names(&["a", "b", "a"], &["x", "x", "y"]), both);
+        // Where the short names are the same, all are long.
+        let told = names(&["a/train", "a", "a"], &["train", "train", "test"]);
+        assert_eq!(told.iter().map(|one| one.0.as_str()).collect::<Vec<_>>(), ["a/train/train", "a/train", "a/test"]);
+        assert_eq!(names(&["a/"], &[]), [one("a", Some("a/"), "train")]);
+        let files = FileData {
+            subsets: Some(["a/b", "a", "a/b", "a"].map(str::to_owned).into()),
+            splits: Some(["c", "b/c", "d", "d"].map(str::to_owned).into()),
+            ..FileData::default()
+        };
+        assert!(wanted("data", &files).is_err());
     }
 }

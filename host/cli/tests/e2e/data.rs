@@ -149,6 +149,12 @@ fn from_sft_to_rl_and_back() {
     assert!(done.stdout.contains(&format!("`data.name`: {count} conversations")), "{done}");
     let (before, after) = (scratch.run("rl").weights(2), scratch.run("again").weights(2));
     assert!(before.len() == after.len() && before != after);
+    // The whole log is data, too, with each rollout once.
+    let effective = |step| rows(&scratch.path(&format!("rl/rollouts/step_{step}/train/effective/traces.jsonl"))).len();
+    let count = effective(1) + effective(2);
+    let done = sft(&scratch, &toml, "log", "--max-steps 1 --data.name rl/rollouts").ok();
+    assert!(done.stdout.contains(&format!("`data.name`: {count} conversations")), "{done}");
+    assert!(done.stdout.contains("those that were trained on, in `effective/traces.jsonl` again"), "{done}");
     // A checkpoint's trainer folder is a model, too.
     sft(&scratch, &toml, "third", "--max-steps 1 --model.name rl/checkpoints/step_2/trainer").ok();
 }

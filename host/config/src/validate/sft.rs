@@ -116,7 +116,8 @@ fn mixture(section: &str, files: &FileData, v: &mut Validator<'_>) {
         return;
     }
     let parts = subsets.or(splits).map_or(0, <[String]>::len);
-    let named = |at: usize| (subsets.map(|names| &names[at]), splits.map(|names| &names[at]));
+    // A folder is the same with a slash behind it.
+    let named = |at: usize| (subsets.map(|names| names[at].trim_matches('/')), splits.map(|names| &names[at]));
     let twice = (0..parts).find_map(|at| Some((at, (at + 1..parts).find(|other| named(*other) == named(at))?)));
     if let Some((at, other)) = twice {
         let key = if subsets.is_some() { &subsets_key } else { &splits_key };

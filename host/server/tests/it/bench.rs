@@ -116,12 +116,12 @@ impl Weights for Folders {
             return Err("there is no GPU".into());
         }
         *self.seat.lock().unwrap() = None;
-        // Others that do not come.
-        while model["waits"] == true {
-            if seat.called_off.load(Ordering::SeqCst) {
-                return Err("it was called off".into());
+        if model["waits"] == true {
+            // Others that do not come.
+            while !seat.called_off.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
             }
-            std::thread::sleep(Duration::from_millis(5));
+            return Err("it was called off".into());
         }
         *self.seat.lock().unwrap() = Some(seat);
         Ok(())
