@@ -6,7 +6,7 @@ mod stored;
 
 use common::{VOCAB, adamw, bits, constant, learner, with_weights};
 use prl_config::{Muon, Optim, Sgd, SignSgd};
-use prl_trainer::{Document, Mixture, SftParts, SftTrainer, Skip};
+use prl_trainer::{Document, Mixture, SftParts, SftTrainer, Skip, ValidationPasses};
 use std::path::Path;
 use stored::stored;
 
@@ -48,6 +48,7 @@ fn resumed(optim: &Optim, learner: prl_model::Learner) -> SftTrainer {
         seq_len: 24,
         batch_size: 4,
         micro_batch_size: 2,
+        validation: ValidationPasses { seq_len: 24, rows: 1 },
         peak_flops: None,
     };
     SftTrainer::new(learner, parts, Box::new(documents())).unwrap()
@@ -213,6 +214,7 @@ fn packing_changes_no_mask() {
             seq_len: 24,
             batch_size: 4,
             micro_batch_size: micro,
+            validation: ValidationPasses { seq_len: 24, rows: 1 },
             peak_flops: None,
         };
         let mut trainer = SftTrainer::new(with_adapter(0.4), parts, Box::new(documents())).unwrap();
