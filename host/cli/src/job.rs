@@ -103,9 +103,7 @@ impl<'a> Job<'a> {
         noted.map_err(|reason| Failure::run(format_args!("step {step}: {reason}")))?;
         tracing::info!(target: "prl_trainer", success = update != Update::NotFinite, "{line}");
         if let Some((_, saver)) = &self.saves {
-            let (failed, skipped) = saver.lost();
-            metrics.insert("ckpt/failed".into(), failed as f64);
-            metrics.insert("ckpt/skipped".into(), skipped as f64);
+            saver.put_lost(&mut metrics);
         }
         self.step.store(step, Ordering::Relaxed);
         self.log(step, metrics);

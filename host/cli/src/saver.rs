@@ -3,6 +3,7 @@
 
 use crate::checkpoint::{Folders, Plan, Saved};
 use prl_store::RunDir;
+use prl_trainer::StepMetrics;
 use prl_types::Step;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -104,10 +105,12 @@ impl Saver {
         self.shared.changed.notify_all();
     }
 
-    /// Steps that could not be written so far, and such that were given up because the disk is slower than training.
-    pub fn lost(&self) -> (u64, u64) {
+    /// Adds to a step's numbers how many steps could not be written so far, and how many were given up because the disk is slower
+    /// than training.
+    pub fn put_lost(&self, metrics: &mut StepMetrics) {
         let queue = self.shared.lock();
-        (queue.failed, queue.skipped)
+        metrics.insert("ckpt/failed".into(), queue.failed as f64);
+        metrics.insert("ckpt/skipped".into(), queue.skipped as f64);
     }
 
     /// Waits until everything is written. Says why the newest step that was to be saved is not there, if it is not.

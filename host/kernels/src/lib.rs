@@ -30,6 +30,7 @@ mod passes;
 mod pool;
 mod projection;
 mod rows;
+mod seat;
 mod shared;
 mod simd;
 mod transpose;
@@ -45,5 +46,6 @@ pub use head::{HeadStats, RowLogProb, head_backward, head_forward_backward, head
 pub use meter::{Held, Meter};
 pub use micro::CHAIN;
 pub use projection::Projection;
+pub use seat::{COMMUNICATOR_ID_BYTES, Seat};
 pub use simd::{Isa, isa};
 pub use weights::{Dims, Grads, KernelError, LayerGrads, LayerView, Rope, WeightsView};

@@ -24,7 +24,7 @@ mod sample;
 mod trained;
 
 pub use adapter::{Adapter, SETTINGS as ADAPTER_CONFIG_FILE};
-pub use communicator::{COMMUNICATOR_ID_BYTES, Communicator, Receiver, Seat};
+pub use communicator::{Communicator, Receiver};
 pub use config::{CONFIG_FILE, Family, ModelConfig};
 pub use decoder::{Decoder, Layer, Matrix, ParamRef, Vector};
 pub use device::Device;
@@ -37,6 +37,7 @@ pub use hub::{name_of, resolve};
 pub use host::HostLearner;
 pub use learner::{Kernels, Learner, Packed, Stepper, TokenStats, pass_tokens};
 pub use lora::{LoraOptions, LoraPlan};
+pub use prl_kernels::{COMMUNICATOR_ID_BYTES, Seat};
 pub use prl_kernels::{gemm_nn, gemm_nt};
 pub use rope::{RopeConfig, RopeScaling};
 pub use sample::{Answer, Cache, Draw, Extend, Score, Snapshot, Underway, Want};

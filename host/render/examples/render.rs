@@ -5,7 +5,7 @@
 //! and without, its texts and ids, closed and open, and the loss mask; or why there is none.
 
 use prl_render::{
-    Choice, Conversation, FormatName, LossMask, RenderError, Renderer, RendererOptions, read_conversation,
+    COLUMNS, Choice, Conversation, FormatName, LossMask, RenderError, Renderer, RendererOptions, read_conversation,
 };
 use prl_types::ToolDef;
 use serde::Deserialize;
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [job, out] = std::env::args().skip(1).collect::<Vec<_>>().try_into().map_err(|_| "usage: render JOB OUT")?;
     let job: Job = serde_json::from_str(&std::fs::read_to_string(job)?)?;
     let mut conversations = Vec::new();
-    for row in prl_data::rows(vec![job.conversations], &["messages", "prompt", "completion", "tools", "tool_defs"])? {
+    for row in prl_data::rows(vec![job.conversations], &COLUMNS)? {
         let row = row?;
         let read = row.value.and_then(|value| read_conversation(&value));
         conversations.push(read.map_err(|reason| format!("{}: {reason}", row.place))?);

@@ -25,6 +25,6 @@ pub use error::RenderError;
 pub use formats::FormatName;
 pub use parse::{Calls, Thinking, TurnDelta, TurnStream};
 pub use renderer::{Choice, LossMask, Open, Prompt, Rendered, Renderer, RendererOptions, TrainingSample};
-pub use rows::{Conversation, read_conversation, read_messages};
+pub use rows::{COLUMNS, Conversation, read_conversation, read_messages};
 pub use sources::chat_template;
 pub use tokenizer::{TextStream, Tokenizer};

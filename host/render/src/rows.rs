@@ -14,6 +14,10 @@ pub struct Conversation {
     pub tools: Vec<ToolDef>,
 }
 
+/// What of a row [`read_conversation`] looks at.
+pub const COLUMNS: [&str; 9] =
+    ["messages", "prompt", "completion", "tools", "tool_defs", "task", "turns", "replay", "error"];
+
 /// A row of training data as a conversation. It has `messages`, or `prompt` and `completion` (each a text or a list of
 /// messages), and may have `tools` or `tool_defs` (a list, or one as JSON text; either may hold each tool as JSON text);
 /// or it is a rollout as a run's log has it. What is null is taken for absent, except inside the arguments of calls.

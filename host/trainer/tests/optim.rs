@@ -40,8 +40,8 @@ fn trainer(optim: &Optim) -> SftTrainer {
     resumed(optim, learner(2))
 }
 
-fn resumed(optim: &Optim, learner: prl_model::Learner) -> SftTrainer {
-    let parts = SftParts {
+fn parts(optim: &Optim) -> SftParts {
+    SftParts {
         optim: optim.clone(),
         scheduler: constant(),
         max_steps: None,
@@ -50,8 +50,11 @@ fn resumed(optim: &Optim, learner: prl_model::Learner) -> SftTrainer {
         micro_batch_size: 2,
         validation: ValidationPasses { seq_len: 24, rows: 1 },
         peak_flops: None,
-    };
-    SftTrainer::new(learner, parts, Box::new(documents())).unwrap()
+    }
+}
+
+fn resumed(optim: &Optim, learner: prl_model::Learner) -> SftTrainer {
+    SftTrainer::new(learner, parts(optim), Box::new(documents())).unwrap()
 }
 
 /// The losses of some steps.
@@ -207,16 +210,7 @@ fn every_optimiser_trains_an_adapter_and_goes_on_bit_for_bit() {
 #[test]
 fn packing_changes_no_mask() {
     let losses = |micro| {
-        let parts = SftParts {
-            optim: adamw(1e-2),
-            scheduler: constant(),
-            max_steps: None,
-            seq_len: 24,
-            batch_size: 4,
-            micro_batch_size: micro,
-            validation: ValidationPasses { seq_len: 24, rows: 1 },
-            peak_flops: None,
-        };
+        let parts = SftParts { micro_batch_size: micro, ..parts(&adamw(1e-2)) };
         let mut trainer = SftTrainer::new(with_adapter(0.4), parts, Box::new(documents())).unwrap();
         // Before the first step nothing is added yet.
         steps(&mut trainer, 2)[1]

@@ -145,9 +145,7 @@ impl Inner {
                 saves.take(part);
                 metrics.insert("time/save_ckpt".into(), started.elapsed().as_secs_f64());
             }
-            let (failed, skipped) = saves.saver.lost();
-            metrics.insert("ckpt/failed".into(), failed as f64);
-            metrics.insert("ckpt/skipped".into(), skipped as f64);
+            saves.saver.put_lost(&mut metrics);
         }
         *idle_since = Instant::now();
         Ok(TrainReport { metrics })

@@ -5,7 +5,7 @@
 //! an end and can be called off, and what failed once has left.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,29 +14,12 @@ use cudarc::nccl::sys::{self, ncclResult_t as Status};
 
 use super::context::{Context, In, Out, driver};
 use super::{CudaError, check};
-use crate::libraries;
+use crate::{COMMUNICATOR_ID_BYTES, Seat, libraries};
 
-/// Bytes of a communicator's id.
-pub const COMMUNICATOR_ID_BYTES: usize = 128;
 /// Pauses between two looks at what is under way; they grow from the first to the last.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(2)];
 /// What marks a configuration as one, and the version that says which of its fields are read.
 const CONFIG: (u32, u32) = (0xcafe_beef, 21_800);
-
-/// A process's place in a communicator that is to be.
-#[derive(Clone, Debug)]
-pub struct Seat {
-    /// The communicator's, from [`communicator_id`] in one of its processes.
-    pub id: [u8; COMMUNICATOR_ID_BYTES],
-    /// From 0, which is the one that sends.
-    pub rank: usize,
-    /// Its processes.
-    pub size: usize,
-    /// How long the others are waited for, in joining and in each operation.
-    pub patience: Duration,
-    /// Set to end every wait.
-    pub called_off: Arc<AtomicBool>,
-}
 
 /// A new communicator's id. NCCL listens for the others from now on, on the interface that NCCL_SOCKET_IFNAME names or it chooses.
 ///

@@ -33,7 +33,7 @@ pub use crate::pages::PAGE;
 pub use crate::passes::Span;
 pub use attention::{Attention, AttentionGrads, HeadLayout};
 pub use buffers::Pinned;
-pub use communicator::{COMMUNICATOR_ID_BYTES, Communicator, Seat, communicator_id};
+pub use communicator::{Communicator, communicator_id};
 pub use context::{Context, Event, In, Out};
 pub use cudarc::driver::{
     CudaSlice, CudaView, CudaViewMut, DevicePtr as Read, DevicePtrMut as Write, DeviceRepr as Plain,

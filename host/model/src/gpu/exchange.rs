@@ -12,8 +12,6 @@ pub(super) fn communicator_id() -> Result<[u8; COMMUNICATOR_ID_BYTES], ModelErro
 
 impl Opened {
     pub(super) fn join(&self, seat: Seat) -> Result<Communicator, ModelError> {
-        let Seat { id, rank, size, patience, called_off } = seat;
-        let seat = cuda::Seat { id, rank, size, patience, called_off };
         let _alone = decoder::setting_up();
         let inner = cuda::Communicator::join(self.sampling.clone(), seat).map_err(failed)?;
         Ok(Communicator { inner })

@@ -1,11 +1,7 @@
-//! The columns of rows that training reads, where writers of tables have put JSON into a text. Owns their names and what is
-//! decoded; what a conversation is, is the renderer's business.
+//! Rows in which writers of tables have put JSON into a text. Owns what is decoded; what a conversation is, is the renderer's
+//! business.
 
 use serde_json::Value;
-
-/// What a row is read for; see [`prl_render::read_conversation`].
-pub const COLUMNS: [&str; 9] =
-    ["messages", "prompt", "completion", "tools", "tool_defs", "task", "turns", "replay", "error"];
 
 /// A row whose messages are no longer JSON in a text.
 ///
